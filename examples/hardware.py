@@ -6,6 +6,7 @@ Run it against `outerproduct up` (or any scheduler that OUTERPRODUCT_BASE_URL an
 """
 
 import os
+from pathlib import Path
 
 import outerproduct as op
 
@@ -17,8 +18,11 @@ MEMORY_BYTES = 512 * 1024**2
 
 def look_around(greeting: str) -> dict[str, object]:
     """Reports what the kernel says, from inside the container."""
-    limit_files = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    limit = next(open(path).read().strip() for path in limit_files if os.path.exists(path))
+    limit_files = [
+        Path("/sys/fs/cgroup/memory.max"),  # cgroup v2
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # cgroup v1
+    ]
+    limit = next(path.read_text() for path in limit_files if path.exists())
     shm = os.statvfs("/dev/shm")
     gpus = sorted(name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
     return {

@@ -1,15 +1,18 @@
-"""Sets of logical CPU ids, and the kernel's list format ("0-3,8") that cgroups, sysfs and Docker use for them.
+"""Sets of logical CPU ids, and the kernel's list format ("0-3,8") that cgroups, sysfs and Docker use.
 
-The format is parsed and printed here only; everything inside the agent holds `CpuSet`. NUMA node ids come in the
-same format, hence the two functions on plain ids.
+The format is parsed and printed here only; everything inside the agent holds `CpuSet`. NUMA node ids come in
+the same format, hence the two functions on plain ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-# The largest NR_CPUS that Linux can be built with (arch/x86/Kconfig). It bounds what "0-999999999" can allocate.
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# The largest NR_CPUS that Linux can be built with (arch/x86/Kconfig): bounds what "0-999999999" can allocate.
 _MAX_ID = 8192
 
 
@@ -53,7 +56,7 @@ def format_id_list(ids: Iterable[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CpuSet:
-    """An immutable set of logical CPU ids. Iterates in ascending order; `str()` gives the kernel's list format."""
+    """An immutable set of logical CPU ids; iterates in ascending order, prints in the kernel's format."""
 
     ids: frozenset[int] = frozenset()
 

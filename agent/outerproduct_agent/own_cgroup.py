@@ -1,17 +1,20 @@
 """The limits that the agent itself runs under: a systemd slice, a Slurm job, a container around it.
 
-Containers that Docker starts escape the agent's cgroup, so the agent must offer no more than its own cgroup has.
+Containers that Docker starts escape the agent's cgroup, so the agent must offer no more than that cgroup has.
 Cgroups of Attempts are not handled here.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from outerproduct_agent.cpuset import CpuSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Cgroup v1 says "no limit" with the largest multiple of the page size below 2**63, cgroup v2 with "max".
 _UNLIMITED_BYTES = 1 << 62
@@ -19,10 +22,10 @@ _UNLIMITED_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class OwnCgroup:
-    """Folders of the agent's cgroup and its ancestors, nearest first, for the two controllers that matter here.
+    """Folders of the agent's cgroup and its ancestors, nearest first, for the two controllers used here.
 
-    Ancestors count, since a limit on any of them holds. A folder that is not visible (a container without a cgroup
-    namespace sees only part of the tree) is simply not among them.
+    Ancestors count, since a limit on any of them holds. A folder that is not visible (a container without a
+    cgroup namespace sees only part of the tree) is simply not among them.
     """
 
     cpuset_folders: tuple[Path, ...]
@@ -76,14 +79,14 @@ class OwnCgroup:
 
 
 def _existing(root: Path, path: str) -> Iterator[Path]:
-    relative = PurePosixPath(os.path.normpath("/" + path)).relative_to("/")
+    relative = PurePosixPath(os.path.normpath("/" + path.lstrip("/"))).relative_to("/")
     for folder in (relative, *relative.parents):
         if (root / folder).is_dir():
             yield root / folder
 
 
 def _read(path: Path) -> str:
-    """The file's text; empty where it is missing or refused, which both mean that it limits nothing we can know."""
+    """The file's text; empty where it is missing or refused: it then limits nothing that we can know."""
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:

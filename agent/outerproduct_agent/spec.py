@@ -1,7 +1,7 @@
 """What one Attempt asks of this machine.
 
-The scheduler has already turned "any GPU" into one concrete type, so nothing here is a choice: the ledger either
-finds exactly this or declines. Protobuf messages are turned into this type by the gateway.
+The scheduler has already turned "any GPU" into one concrete type, so nothing here is a choice: the ledger
+either finds exactly this or declines. Protobuf messages are turned into this type by the gateway.
 """
 
 from __future__ import annotations

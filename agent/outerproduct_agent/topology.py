@@ -1,7 +1,7 @@
-"""What processors this machine has: logical CPUs, the cores and NUMA nodes they belong to, and which may be used.
+"""What processors this machine has: logical CPUs, their cores and NUMA nodes, and which may be used.
 
-Read once from sysfs. Containers, virtual machines and odd kernels leave files out, so every file is optional and
-its absence has a stated meaning. Which CPUs an Attempt gets is decided in `cpus.py`.
+Read once from sysfs. Containers, virtual machines and odd kernels leave files out, so every file is optional
+and its absence has a stated meaning. Which CPUs an Attempt gets is decided in `cpus.py`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outerproduct_agent.cpuset import CpuSet
 from outerproduct_agent.own_cgroup import OwnCgroup
 
-# Turbo bins make the `cpu_capacity` of equal cores differ by a few percent, while efficiency cores of the big.LITTLE
-# machines with the smallest gap (Cortex-X925 with A725) have 0.7 of the large ones.
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Turbo bins make the `cpu_capacity` of equal cores differ by a few percent, while the efficiency cores of
+# big.LITTLE machines with a small gap (Cortex-X925 with A725) have about 0.7 of the large ones.
 _EFFICIENCY_CAPACITY_RATIO = 0.8
 
 
@@ -35,8 +38,8 @@ class LogicalCpu:
 
     Attributes:
         id: the kernel's number.
-        core: identity of its physical core, the lowest CPU id among the core's hyper-threads. The kernel's own
-            `core_id` is unique only within a package.
+        core: identity of its physical core, the lowest CPU id among the core's hyper-threads. The kernel's
+            own `core_id` is unique only within a package.
         package: socket, 0 where the kernel does not say.
         numa_node: NUMA node, 0 where the kernel does not say.
         kind: class of its core.
@@ -151,8 +154,8 @@ def _read_threads(folder: Path, cpu_id: int) -> CpuSet:
 
 
 def _efficiency_cpus(sys_root: Path, online: CpuSet) -> CpuSet:
-    """Intel's hybrid processors name their efficiency cores in the `cpu_atom` PMU; Arm's have a capacity per CPU
-    (Documentation/scheduler/sched-capacity.rst)."""
+    """Intel's hybrid processors name their efficiency cores in the `cpu_atom` PMU; Arm's have a capacity per
+    CPU (Documentation/scheduler/sched-capacity.rst)."""
     if atoms := _read_cpus(sys_root / "devices/cpu_atom/cpus"):
         # A processor of efficiency cores only is not hybrid.
         return atoms if _read_cpus(sys_root / "devices/cpu_core/cpus") else CpuSet()
