@@ -36,10 +36,7 @@ def test_memory_defaults_to_two_gib_per_cpu(client: op.OuterProductClient, image
 
 
 def test_two_calls_at_once_share_no_cpu(client: op.OuterProductClient, image: op.Image) -> None:
-    runs = [
-        client.run(fn=inside.look_and_hold, args=(3.0,), image=image, memory_bytes=128 * MIB)
-        for _ in range(2)
-    ]
+    runs = [client.run(fn=inside.look_and_hold, args=(3.0,), image=image, memory_bytes=128 * MIB) for _ in range(2)]
     (cpus_a, start_a, end_a), (cpus_b, start_b, end_b) = (run.wait(timeout=120) for run in runs)
     assert max(start_a, start_b) < min(end_a, end_b), "the two did not run at the same time"
     assert not set(cpus_a) & set(cpus_b)
@@ -49,25 +46,17 @@ def test_without_gpus_none_is_seen_even_in_an_image_that_asks_for_all(
     client: op.OuterProductClient, image: op.Image
 ) -> None:
     tag = build_image("outerproduct-test:cuda-env", ["ENV NVIDIA_VISIBLE_DEVICES=all"])
-    seen = client.run(fn=inside.look, image=op.Image.from_registry(tag), memory_bytes=128 * MIB).wait(
-        timeout=120
-    )
+    seen = client.run(fn=inside.look, image=op.Image.from_registry(tag), memory_bytes=128 * MIB).wait(timeout=120)
     assert seen["visible_devices"] == "void"
     assert seen["gpu_nodes"] == []
 
 
-def test_user_variables_cannot_widen_what_gpus_are_seen(
-    client: op.OuterProductClient, image: op.Image
-) -> None:
-    seen = client.run(
-        fn=inside.look, image=image, memory_bytes=128 * MIB, env_vars={"NVIDIA_VISIBLE_DEVICES": "all"}
-    )
+def test_user_variables_cannot_widen_what_gpus_are_seen(client: op.OuterProductClient, image: op.Image) -> None:
+    seen = client.run(fn=inside.look, image=image, memory_bytes=128 * MIB, env_vars={"NVIDIA_VISIBLE_DEVICES": "all"})
     assert seen.wait(timeout=120)["visible_devices"] == "void"
 
 
-def test_too_much_memory_ends_the_call_and_says_limit_and_peak(
-    client: op.OuterProductClient, image: op.Image
-) -> None:
+def test_too_much_memory_ends_the_call_and_says_limit_and_peak(client: op.OuterProductClient, image: op.Image) -> None:
     neighbour = client.run(fn=inside.look_and_hold, args=(4.0,), image=image, memory_bytes=128 * MIB)
     greedy = client.run(fn=inside.fill_memory, args=(400,), image=image, memory_bytes=128 * MIB)
     with pytest.raises(op.OutOfMemory) as caught:
@@ -83,17 +72,13 @@ def test_filling_shm_counts_against_the_memory_limit(client: op.OuterProductClie
         run.wait(timeout=120)
 
 
-def test_a_child_process_killed_for_memory_fails_the_call(
-    client: op.OuterProductClient, image: op.Image
-) -> None:
+def test_a_child_process_killed_for_memory_fails_the_call(client: op.OuterProductClient, image: op.Image) -> None:
     run = client.run(fn=inside.fill_memory_in_child, args=(400,), image=image, memory_bytes=128 * MIB)
     with pytest.raises(op.OutOfMemory):
         run.wait(timeout=120)
 
 
-def test_functions_of_the_main_module_and_closures_go_by_value(
-    client: op.OuterProductClient, image: op.Image
-) -> None:
+def test_functions_of_the_main_module_and_closures_go_by_value(client: op.OuterProductClient, image: op.Image) -> None:
     offset = 40
 
     def add_offset(n: int) -> int:
@@ -107,16 +92,12 @@ def test_async_functions_are_awaited(client: op.OuterProductClient, image: op.Im
 
 
 def test_a_function_that_names_its_client_gets_it(client: op.OuterProductClient, image: op.Image) -> None:
-    call_id, n = client.run(fn=inside.with_client, args=(3,), image=image, memory_bytes=128 * MIB).wait(
-        timeout=120
-    )
+    call_id, n = client.run(fn=inside.with_client, args=(3,), image=image, memory_bytes=128 * MIB).wait(timeout=120)
     assert call_id is not None
     assert n == 3
 
 
-def test_an_exception_arrives_with_its_type_and_traceback(
-    client: op.OuterProductClient, image: op.Image
-) -> None:
+def test_an_exception_arrives_with_its_type_and_traceback(client: op.OuterProductClient, image: op.Image) -> None:
     run = client.run(fn=inside.fail, args=("value",), image=image, memory_bytes=128 * MIB)
     with pytest.raises(op.RunFailed, match="the value was wrong") as caught:
         run.wait(timeout=120)
@@ -133,9 +114,7 @@ def test_an_exception_that_cannot_be_rebuilt_still_says_what_it_was(
 
 
 @pytest.mark.parametrize(("how", "text"), [("exit", "7"), ("kill", "SIGKILL")])
-def test_a_process_that_dies_says_how(
-    client: op.OuterProductClient, image: op.Image, how: str, text: str
-) -> None:
+def test_a_process_that_dies_says_how(client: op.OuterProductClient, image: op.Image, how: str, text: str) -> None:
     run = client.run(fn=inside.fail, args=(how,), image=image, memory_bytes=128 * MIB)
     with pytest.raises(op.ProcessDied, match=text):
         run.wait(timeout=120)
@@ -148,9 +127,7 @@ def test_an_image_that_does_not_exist_says_so(client: op.OuterProductClient) -> 
 
 
 def test_an_image_without_python_says_so(client: op.OuterProductClient, bare_image: str) -> None:
-    run = client.run(
-        fn=inside.add, args=(1, 2), image=op.Image.from_registry(bare_image), memory_bytes=128 * MIB
-    )
+    run = client.run(fn=inside.add, args=(1, 2), image=op.Image.from_registry(bare_image), memory_bytes=128 * MIB)
     with pytest.raises(op.ImageHasNoPython, match=bare_image):
         run.wait(timeout=120)
 
@@ -181,9 +158,7 @@ def test_arguments_and_results_of_any_size_arrive_intact(
     assert got == data
 
 
-def test_the_last_lines_of_a_process_that_dies_are_kept(
-    client: op.OuterProductClient, image: op.Image
-) -> None:
+def test_the_last_lines_of_a_process_that_dies_are_kept(client: op.OuterProductClient, image: op.Image) -> None:
     run = client.run(fn=inside.talk, args=(2000,), image=image, memory_bytes=128 * MIB)
     with pytest.raises(op.ProcessDied):
         run.wait(timeout=120)
@@ -231,10 +206,7 @@ def test_one_hundred_calls_one_after_another(client: op.OuterProductClient, imag
 
 
 def test_one_hundred_calls_at_once(client: op.OuterProductClient, image: op.Image) -> None:
-    runs = [
-        client.run(fn=inside.add, args=(number, 1), image=image, memory_bytes=128 * MIB)
-        for number in range(100)
-    ]
+    runs = [client.run(fn=inside.add, args=(number, 1), image=image, memory_bytes=128 * MIB) for number in range(100)]
     assert [run.wait(timeout=250) for run in runs] == [number + 1 for number in range(100)]
     everything_is_given_back(client)
 

@@ -29,9 +29,7 @@ def build_image(tag: str, changes: list[str], base: str = BASE_IMAGE) -> str:
     try:
         container = client.containers.create(base, command=["true"])
         try:
-            container.commit(
-                repository=tag.partition(":")[0], tag=tag.partition(":")[2], changes="\n".join(changes)
-            )
+            container.commit(repository=tag.partition(":")[0], tag=tag.partition(":")[2], changes="\n".join(changes))
         finally:
             container.remove()
     finally:

@@ -76,9 +76,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()
-            raise AssertionError(
-                f"{self.name} did not stop within {STOP_SECONDS} s:\n{self.log_tail()}"
-            ) from None
+            raise AssertionError(f"{self.name} did not stop within {STOP_SECONDS} s:\n{self.log_tail()}") from None
 
     def log_tail(self, lines: int = 60) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
@@ -182,9 +180,7 @@ class Stack:
             while True:
                 self.agents[name].check_alive()
                 self.scheduler.check_alive()
-                nodes = stub.ListNodes(
-                    node_service_pb2.ListNodesRequest(), metadata=self.metadata, timeout=10
-                ).nodes
+                nodes = stub.ListNodes(node_service_pb2.ListNodesRequest(), metadata=self.metadata, timeout=10).nodes
                 if any(node.name == name for node in nodes):
                     return
                 if time.monotonic() > deadline:

@@ -37,18 +37,14 @@ def look() -> dict[str, object]:
         swap_extra = int(_first(with_swap)) - limit if os.path.exists(with_swap) else 0
     return {
         "affinity": sorted(os.sched_getaffinity(0)),
-        "memory_limit": int(
-            _first("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-        ),
+        "memory_limit": int(_first("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")),
         "swap_extra": swap_extra,
         "shm_bytes": shm.f_blocks * shm.f_frsize,
         "omp": os.environ.get("OMP_NUM_THREADS"),
         "visible_devices": os.environ.get("NVIDIA_VISIBLE_DEVICES"),
         "gpu_nodes": sorted(name for name in os.listdir("/dev") if name.startswith("nvidia")),
         "pid1": open("/proc/1/comm").read().strip(),
-        "capabilities": next(
-            line.split()[1] for line in open("/proc/self/status") if line.startswith("CapBnd")
-        ),
+        "capabilities": next(line.split()[1] for line in open("/proc/self/status") if line.startswith("CapBnd")),
         "no_new_privileges": next(
             line.split()[1] for line in open("/proc/self/status") if line.startswith("NoNewPrivs")
         ),
