@@ -1,6 +1,6 @@
 """Which logical CPUs an Attempt gets, and which the system keeps.
 
-Pure policy: topology and free CPUs in, CPU set out. It keeps no account of who has what; that is the ledger's.
+Pure policy: topology and free CPUs in, CPU set out. It keeps no account of who has what: the ledger does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from outerproduct_agent.topology import CoreKind, Topology
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-# Up to here all choices of NUMA nodes are compared, which covers every request on machines with up to 12 nodes.
-# Beyond (a request over half of a 16-node machine) the nodes with most free CPUs are taken.
-_MAX_NODE_CHOICES = 1000
+# Up to here all choices of NUMA nodes are compared: every request on machines of up to 8 nodes. Beyond (half
+# of a 16-node machine, say) the nodes with most free CPUs are taken.
+_MAX_NODE_CHOICES = 100
 
 # A machine of this size is a laptop or a small VM, where a reserve would take a quarter or more of it.
 _NO_RESERVE_UP_TO_CPUS = 4
@@ -62,17 +62,15 @@ def allocate(topology: Topology, free: CpuSet, count: int, preferred_numa: Colle
     pool = _one_kind(topology, candidates, count)
 
     # 2. The choices of as few NUMA nodes as possible, 3. filled core by core, 4. of which the best.
-    plans = (
-        _fill(topology, pool, nodes, count, preferred_numa) for nodes in _node_choices(topology, pool, count)
-    )
+    plans = (_fill(topology, pool, nodes, count, preferred_numa) for nodes in _node_choices(topology, pool, count))
     return min(plans, key=lambda plan: plan.rank).cpus
 
 
 def reserve(topology: Topology, count: int) -> CpuSet:
     """CPUs that the system and the agent keep, from CPU 0's core on.
 
-    CPU 0 is first because the kernel handles most unmovable interrupts there. Whole cores are kept, so `count` is
-    rounded up to them, unless that would leave nothing to offer.
+    CPU 0 is first because the kernel handles most unmovable interrupts there. Whole cores are kept, so
+    `count` is rounded up to them, unless that would leave nothing to offer.
 
     Args:
         topology: the machine.
@@ -151,7 +149,7 @@ def _fill(
     shared = [piece for piece in pieces if piece != topology.siblings(next(iter(piece)))]
     taken = CpuSet()
 
-    # 1. Whole cores, the widest first: with widths that divide each other nothing else leaves fewer CPUs to find.
+    # 1. Whole cores, the widest first: where widths divide each other nothing else leaves fewer CPUs to find.
     for core in sorted(whole, key=len, reverse=True):
         if len(taken) + len(core) <= count:
             taken |= core
@@ -170,7 +168,7 @@ def _fill(
     rank = (
         -sum(topology.by_id[cpu].numa_node in preferred_numa for cpu in taken),
         sum(piece != topology.siblings(next(iter(piece))) for piece in touched),
-        sum(core <= available and not core <= taken for core in whole if not core.isdisjoint(taken)),
+        sum(not core <= taken for core in whole if not core.isdisjoint(taken)),
         len({topology.by_id[cpu].package for cpu in taken}),
         len(available),
         tuple(taken),

@@ -33,9 +33,7 @@ def parse_id_list(text: str) -> frozenset[int]:
         first, dash, last = part.partition("-")
         bounds = (first, last) if dash else (first, first)
         if not all(bound.isascii() and bound.isdigit() for bound in bounds):
-            raise ValueError(
-                f"{text!r} is not an id list of the kernel: {part!r} is neither an id nor a range"
-            )
+            raise ValueError(f"{text!r} is not an id list of the kernel: {part!r} is neither an id nor a range")
         low, high = int(bounds[0]), int(bounds[1])
         if low > high or high > _MAX_ID:
             raise ValueError(f"{text!r} is not an id list of the kernel: the range {part!r} is impossible")

@@ -1,9 +1,9 @@
 """Canonical GPU type names: what `gpu_type` takes, derived from NVML's product name and total memory.
 
 A type is the model, followed by the memory size where the model alone does not say it: "L4", "RTX-4090",
-"A100-80GB". Form factor and cooling (SXM, PCIe, NVL) are not part of it. Names that the table does not know become
-a slug of themselves, so that a GPU newer than this file can be used. Which types match a request such as "A100"
-is the scheduler's business.
+"A100-80GB". Form factor and cooling (SXM, PCIe, NVL) are not part of it. Names that the table does not know
+become a slug of themselves, so that a GPU newer than this file can be used. Which types match a request such
+as "A100" is the scheduler's business.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _MEMORY_WORD = re.compile(r"(\d+)GB?", re.IGNORECASE)
 _MIG_SUFFIX = re.compile(r"\s+MIG\s+(\S+)\s*$")
 
 _GIB = 1 << 30
-# NVML's total is below the size on the box by what firmware and ECC keep: up to 6 % with inline ECC (A10G, L4).
+# NVML's total is below the size on the box by what firmware and ECC keep: up to 6 % with inline ECC (A10G,
+# L4).
 _MEMORY_TOLERANCE = 0.08
 
 

@@ -1,7 +1,8 @@
 """What GPUs this machine has, read through NVML (`pynvml` of the nvidia-ml-py package).
 
-Reading is a snapshot without memory: which GPUs are well enough to be offered over time is `gpu_health.py`, who
-holds which is the ledger. An NVML error on one device never hides another, and no driver at all is a normal machine.
+Reading is a snapshot without memory: which GPUs are well enough to be offered over time is `gpu_health.py`,
+who holds which is the ledger. An NVML error on one device never hides another, and no driver at all is a
+normal machine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -23,8 +24,8 @@ _T = TypeVar("_T")
 # An opaque handle of NVML; nvidia-ml-py has no types.
 _Handle = object
 
-# Closeness of two GPUs by the path between them, on the scale of NVIDIA's go-gpuallocator: PCIe paths stay below
-# one NVLink, and each further NVLink between the two counts as much again.
+# Closeness of two GPUs by the path between them, on the scale of NVIDIA's go-gpuallocator: PCIe paths stay
+# below one NVLink, and each further NVLink between the two counts as much again.
 _PATH_SCORES = {
     pynvml.NVML_TOPOLOGY_INTERNAL: 60,
     pynvml.NVML_TOPOLOGY_SINGLE: 50,
@@ -35,7 +36,7 @@ _PATH_SCORES = {
 }
 _NVLINK_SCORE = 100
 
-_MIB = 1 << 20
+_OFFER_HELP = "give `all`, `none`, or UUIDs as `nvidia-smi -L` prints them, separated by commas"
 
 
 class GpuHealth(enum.Enum):
@@ -128,11 +129,9 @@ class GpuOffer:
         uuids = frozenset(part.strip() for part in text.split(",") if part.strip())
         for uuid in uuids:
             if not uuid.startswith(("GPU-", "MIG-")):
-                raise ValueError(
-                    f"{uuid!r} is not the UUID of a GPU: give `all`, `none`, or UUIDs as `nvidia-smi -L` prints them"
-                )
+                raise ValueError(f"{uuid!r} is not the UUID of a GPU: {_OFFER_HELP}")
         if not uuids:
-            raise ValueError("no GPUs named: give `all`, `none`, or UUIDs as `nvidia-smi -L` prints them")
+            raise ValueError(f"no GPUs named: {_OFFER_HELP}")
         return cls(all_gpus=False, uuids=uuids)
 
     def exclusion(self, uuid: str, mig_parent: str = "") -> str:
@@ -142,7 +141,10 @@ class GpuOffer:
         return "not among the GPUs that the operator offers"
 
 
-def read_gpus(*, offer: GpuOffer = GpuOffer(), sys_root: Path = Path("/sys")) -> GpuInventory:
+ALL_GPUS = GpuOffer()
+
+
+def read_gpus(*, offer: GpuOffer = ALL_GPUS, sys_root: Path = Path("/sys")) -> GpuInventory:
     """Read all GPUs of the machine. Blocks for up to seconds when a GPU is in trouble.
 
     Args:
@@ -183,7 +185,7 @@ def text_of(value: bytes | str) -> str:
 def _describe_nvml_failure(error: pynvml.NVMLError) -> str:
     if isinstance(error, pynvml.NVMLError_LibRmVersionMismatch):
         return (
-            "the NVIDIA driver and its library have different versions, as after an upgrade without a reboot: "
+            "the NVIDIA driver and its library differ in version, as after an upgrade without a reboot: "
             "reboot, and hold the driver's packages (`apt-mark hold`)"
         )
     return f"NVML failed: {error}. See `dmesg` for NVRM messages"
@@ -201,12 +203,16 @@ def _read(offer: GpuOffer, sys_root: Path) -> GpuInventory:
             unreadable.append(f"GPU {index} does not answer: {error}")
             continue
         gpu = _read_gpu(handle, uuid, index, offer, sys_root)
-        slices = _read_mig_devices(handle, gpu, offer)
+        slices: list[Gpu] | None = None
+        try:
+            slices = _read_mig_devices(handle, gpu, offer)
+        except pynvml.NVMLError as error:
+            gpu = _failed(gpu, error)
         if slices is not None:
             gpu = replace(gpu, excluded=gpu.excluded or "split into MIG devices")
         gpus += [gpu, *(slices or ())]
         handles[uuid] = handle
-    whole = [gpu for gpu in gpus if gpu.uuid in handles and gpu.health is GpuHealth.HEALTHY]
+    whole = [gpu for gpu in gpus if gpu.uuid in handles]
     return GpuInventory(
         gpus=tuple(gpus),
         links=_read_links(whole, handles),
@@ -238,13 +244,15 @@ def _read_gpu(handle: _Handle, uuid: str, index: int, offer: GpuOffer, sys_root:
             reason=fault,
         )
     except pynvml.NVMLError as error:
-        return replace(gpu, health=GpuHealth.UNHEALTHY, reason=_describe_device_failure(error))
+        return _failed(gpu, error)
 
 
-def _describe_device_failure(error: pynvml.NVMLError) -> str:
+def _failed(gpu: Gpu, error: pynvml.NVMLError) -> Gpu:
     if isinstance(error, pynvml.NVMLError_GpuIsLost):
-        return "fallen off the bus: reset the GPU or reboot"
-    return f"NVML could not read it: {error}"
+        reason = "fallen off the bus: reset the GPU or reboot"
+    else:
+        reason = f"NVML could not read it: {error}"
+    return replace(gpu, health=GpuHealth.UNHEALTHY, reason=reason)
 
 
 def _read_mig_devices(handle: _Handle, parent: Gpu, offer: GpuOffer) -> list[Gpu] | None:
@@ -263,18 +271,9 @@ def _read_mig_devices(handle: _Handle, parent: Gpu, offer: GpuOffer) -> list[Gpu
         except pynvml.NVMLError_NotFound:
             continue  # an empty slot
         except pynvml.NVMLError as error:
-            # Its UUID may be unknown, so the parent, which cannot be given out anyway, is not blamed either.
-            devices.append(
-                Gpu(
-                    f"MIG-unreadable-{parent.uuid}-{slot}",
-                    parent.index,
-                    parent.type,
-                    parent.product_name,
-                    health=GpuHealth.UNHEALTHY,
-                    reason=_describe_device_failure(error),
-                    mig_parent=parent.uuid,
-                )
-            )
+            # Its UUID may be unknown; the parent, which cannot be given out anyway, is not to blame.
+            unread = replace(parent, uuid=f"MIG-unread-{slot}-of-{parent.uuid}", mig_parent=parent.uuid)
+            devices.append(_failed(unread, error))
             continue
         devices.append(
             replace(
@@ -301,16 +300,21 @@ def _profile_from_attributes(device: _Handle) -> str:
 
 def _memory(handle: _Handle) -> tuple[int, int]:
     """Total and used bytes. The second version of the call leaves out what the driver reserves, which is
-    hundreds of MiB on an idle GPU; drivers before 510 do not have it."""
+    hundreds of MiB on an idle GPU; drivers before 510 do not have it. GPUs without memory of their own (GB10,
+    which shares the CPU's) have neither, and count as 0."""
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return int(memory.total), int(memory.used)
+    except (
+        pynvml.NVMLError_FunctionNotFound,
+        pynvml.NVMLError_NotSupported,
+        pynvml.NVMLError_InvalidArgument,
+    ):
+        memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, default=None)
+    return (0, 0) if memory is None else (int(memory.total), int(memory.used))
 
 
 def _processes(handle: _Handle) -> tuple[GpuProcess, ...]:
-    found = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, default=[])
+    found: list[Any] = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, default=[])
     return tuple(GpuProcess(int(one.pid), int(one.usedGpuMemory or 0)) for one in found)
 
 
@@ -325,9 +329,7 @@ def _fault(handle: _Handle) -> str:
     )
     if uncorrectable:
         return f"{uncorrectable} uncorrectable ECC errors since the driver was loaded: reset the GPU"
-    _corrected, _uncorrected, pending, failed = _ask(
-        pynvml.nvmlDeviceGetRemappedRows, handle, default=(0, 0, 0, 0)
-    )
+    _corrected, _uncorrected, pending, failed = _ask(pynvml.nvmlDeviceGetRemappedRows, handle, default=(0, 0, 0, 0))
     if failed:
         return "a faulty row of its memory could not be remapped: replace the GPU"
     if pending:
@@ -347,39 +349,48 @@ def _numa_node(sys_root: Path, bus_id: str) -> int:
 
 def _read_links(gpus: list[Gpu], handles: dict[str, _Handle]) -> GpuLinks:
     by_bus_id = {gpu.pci_bus_id.lower(): gpu.uuid for gpu in gpus}
+    healthy = [gpu.uuid for gpu in gpus if gpu.health is GpuHealth.HEALTHY]
     to_peers: dict[frozenset[str], int] = {}
     to_switches: dict[str, int] = {}
-    for gpu in gpus:
-        for remote_bus_id in _nvlink_remotes(handles[gpu.uuid]):
+    for uuid in healthy:
+        for is_gpu, remote_bus_id in _nvlink_remotes(handles[uuid]):
             peer = by_bus_id.get(remote_bus_id)
-            if peer is None:
-                to_switches[gpu.uuid] = to_switches.get(gpu.uuid, 0) + 1
-            else:
-                pair = frozenset((gpu.uuid, peer))
+            if peer is not None:
+                pair = frozenset((uuid, peer))
                 to_peers[pair] = to_peers.get(pair, 0) + 1
+            elif not is_gpu:
+                to_switches[uuid] = to_switches.get(uuid, 0) + 1
     scores = {}
-    for first, second in itertools.combinations([gpu.uuid for gpu in gpus], 2):
+    for first, second in itertools.combinations(healthy, 2):
         pair = frozenset((first, second))
         # A direct link is seen from both ends.
         nvlinks = to_peers.get(pair, 0) // 2 + min(to_switches.get(first, 0), to_switches.get(second, 0))
-        path = _ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, handles[first], handles[second], default=None)
+        try:
+            path = pynvml.nvmlDeviceGetTopologyCommonAncestor(handles[first], handles[second])
+        except pynvml.NVMLError:
+            # Virtual machines often hide it; a GPU that has just failed is told by its reading.
+            path = None
         scores[pair] = nvlinks * _NVLINK_SCORE or _PATH_SCORES.get(path, 0)
     return GpuLinks(scores)
 
 
-def _nvlink_remotes(handle: _Handle) -> Iterator[str]:
-    """PCI bus id of what is at the other end of each active NVLink: a GPU, or an NVSwitch."""
+def _nvlink_remotes(handle: _Handle) -> Iterator[tuple[bool, str]]:
+    """What is at the other end of each active NVLink: whether it is surely a GPU (and no NVSwitch), and its PCI
+    bus id. A GPU that is lost may be known by neither, and is then not mistaken for a switch."""
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            if pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED:
-                yield text_of(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower()
+            if pynvml.nvmlDeviceGetNvLinkState(handle, link) != pynvml.NVML_FEATURE_ENABLED:
+                continue
+            bus_id = text_of(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower()
+            kind = _ask(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link, default=None)
+            yield kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, bus_id
         except pynvml.NVMLError:
             # This model has no such link (links are numbered without gaps), or the GPU does not tell.
             return
 
 
 def _ask(function: Callable[..., _T], *arguments: object, default: _T) -> _T:
-    """What the GPU says, or the default where the model or the driver has no answer. A lost GPU still raises."""
+    """What the GPU says, or the default where its model or driver has no answer. A lost GPU still raises."""
     try:
         return function(*arguments)
     except (

@@ -32,9 +32,7 @@ class OwnCgroup:
     memory_folders: tuple[Path, ...]
 
     @classmethod
-    def read(
-        cls, *, membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-    ) -> OwnCgroup:
+    def read(cls, *, membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> OwnCgroup:
         """Find the agent's cgroup from /proc/self/cgroup (cgroups(7)); all empty where there is none.
 
         Args:

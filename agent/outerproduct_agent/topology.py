@@ -143,7 +143,7 @@ def read_topology(
                 isolated=cpu_id in isolated,
             )
         )
-    return Topology(tuple(cpus), nodes, allowed & online)
+    return Topology(tuple(cpus), nodes, allowed)
 
 
 def _read_threads(folder: Path, cpu_id: int) -> CpuSet:
@@ -159,9 +159,7 @@ def _efficiency_cpus(sys_root: Path, online: CpuSet) -> CpuSet:
     if atoms := _read_cpus(sys_root / "devices/cpu_atom/cpus"):
         # A processor of efficiency cores only is not hybrid.
         return atoms if _read_cpus(sys_root / "devices/cpu_core/cpus") else CpuSet()
-    capacities = {
-        cpu: _read_int(sys_root / f"devices/system/cpu/cpu{cpu}/cpu_capacity", default=0) for cpu in online
-    }
+    capacities = {cpu: _read_int(sys_root / f"devices/system/cpu/cpu{cpu}/cpu_capacity", default=0) for cpu in online}
     bound = max(capacities.values(), default=0) * _EFFICIENCY_CAPACITY_RATIO
     return CpuSet.of(cpu for cpu, capacity in capacities.items() if 0 < capacity < bound)
 

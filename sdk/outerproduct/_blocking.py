@@ -91,7 +91,7 @@ def elsewhere(
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     """Decorator for a plain coroutine method: its body runs on the SDK's loop, whatever loop awaits it."""
 
-    async def wrapper(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def wrapper(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await run_elsewhere(function(self, *args, **kwargs))
 
     functools.update_wrapper(wrapper, function)

@@ -341,7 +341,7 @@ class _Settings:
             self.message["env_vars"] = {**self.message["env_vars"], LOCAL_FILES_VARIABLE: files}
 
 
-def _checked_env(env_vars: Mapping[str, object]) -> dict[str, str]:
+def _checked_env(env_vars: Mapping[Any, Any]) -> dict[str, str]:
     for name, value in env_vars.items():
         if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
             raise ValueError(f"env_vars: {name!r} is not a name: letters, digits and _, not beginning with a digit")
@@ -363,7 +363,7 @@ def _checked_timeout(value: object) -> float:
     return float(value)
 
 
-def _checked_labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
+def _checked_labels(field: str, labels: Mapping[Any, Any]) -> dict[str, str]:
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str) or not name:
             raise TypeError(f"{field}: {name!r}: {value!r} must be a str with a str")

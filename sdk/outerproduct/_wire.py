@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 Message = dict[str, Any]
@@ -31,7 +31,7 @@ def time_of(text: object) -> datetime | None:
     if not isinstance(text, str) or not text:
         return None
     seconds, _, fraction = text.rstrip("Z").partition(".")
-    parsed = datetime.strptime(seconds, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)
+    parsed = datetime.strptime(seconds, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
     return parsed.replace(microsecond=int((fraction + "000000")[:6]))
 
 

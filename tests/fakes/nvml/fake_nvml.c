@@ -314,6 +314,17 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(Handle handle, unsigned number, Pci *pci
     return SUCCESS;
 }
 
+/* 0 is NVML_NVLINK_DEVICE_TYPE_GPU, 2 is NVML_NVLINK_DEVICE_TYPE_SWITCH */
+int nvmlDeviceGetNvLinkRemoteDeviceType(Handle handle, unsigned number, int *type) {
+    FIND(1);
+    const Link *link = link_of(handle, number);
+    if (!link) return INVALID_ARGUMENT;
+    *type = 2;
+    for (int gpu = 0; gpu < now.gpus; gpu++)
+        if (!strcmp(now.whole[gpu].bus, link->remote)) *type = 0;
+    return SUCCESS;
+}
+
 int nvmlEventSetCreate(Handle *set) {
     *set = (Handle)&last_xid_sequence;
     return SUCCESS;

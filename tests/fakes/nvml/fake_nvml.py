@@ -7,9 +7,15 @@ comes from `FakeNvml.environment`. The scenario can be replaced while that proce
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from outerproduct_agent.gpus import GpuInventory
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 
@@ -96,7 +102,8 @@ def bus_id(index: int) -> str:
 
 def _gpu_line(index: int, gpu: FakeGpu) -> str:
     return (
-        f"gpu {index} uuid={gpu.uuid} bus={gpu.bus_id or bus_id(index)} memory={gpu.memory_mib} used={gpu.used_mib} "
+        f"gpu {index} uuid={gpu.uuid} bus={gpu.bus_id or bus_id(index)} "
+        f"memory={gpu.memory_mib} used={gpu.used_mib} "
         f"error={gpu.error} late={gpu.late_error} ecc={gpu.uncorrectable_ecc_errors} "
         f"pending={int(gpu.remap_pending)} failed={int(gpu.remap_failed)} "
         f"mig={-1 if gpu.slices is None else 1} v1={int(gpu.old_memory_call)} name={gpu.name}"
@@ -132,3 +139,49 @@ class FakeNvml:
         new = self._scenario.with_suffix(".new")
         new.write_text("\n".join(scenario.lines()) + "\n", encoding="utf-8")
         new.replace(self._scenario)
+
+
+class Probe:
+    """A process that looks at the fake library through the agent's code, see probe.py."""
+
+    def __init__(self, fake: FakeNvml, sys_root: Path) -> None:
+        """Start it; NVML is loaded at the first question."""
+        self._process = subprocess.Popen(
+            [sys.executable, str(SOURCE.with_name("probe.py")), str(sys_root)],
+            env=fake.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def read(self, offer: str = "all") -> GpuInventory:
+        """One reading of the GPUs."""
+        return cast("GpuInventory", self._ask(f"read {offer}"))
+
+    def poll(self, times: int = 1) -> GpuInventory:
+        """What the monitor says after so many more readings."""
+        for _ in range(times - 1):
+            self._ask("poll")
+        return cast("GpuInventory", self._ask("poll"))
+
+    def clear(self, uuid: str) -> bool:
+        """Tell the monitor to clear a GPU."""
+        return cast("bool", self._ask(f"clear {uuid}"))
+
+    def close(self) -> None:
+        """End the process.
+
+        Raises:
+            AssertionError: it did not end cleanly.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        assert self._process.wait(timeout=30) == 0
+
+    def _ask(self, command: str) -> object:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{command}\n".encode())
+        self._process.stdin.flush()
+        return pickle.load(self._process.stdout)

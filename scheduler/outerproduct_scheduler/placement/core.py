@@ -1,0 +1,435 @@
+"""`Placement`: the one object that the live scheduler and the simulator drive with events and ask for assignments.
+
+It keeps the accounts of nodes and owners, lets the queues say who is next, the nodes say where, and reservations
+say who has to hold back. It does not talk to anyone, keeps nothing on disk and never reads a clock.
+
+What bounds a wait. Whenever a Call starts that has no better claim than the oldest Call of a queue that could have
+used the same node, that queue counts it. At `PASSES_BEFORE_HOLDING` the front of that queue holds a reservation even
+against other classes; at `PASSES_BEFORE_OVERDUE` its oldest Call goes before every other Call and its reservation
+holds against all. Then it waits for the Calls that run on its node, and for nothing else.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import count
+
+from outerproduct_scheduler.placement import explain
+from outerproduct_scheduler.placement.nodes import Node, Nodes, Shape, Tenant
+from outerproduct_scheduler.placement.queues import (
+    ANY_ACCELERATOR,
+    NO_ACCELERATOR,
+    Line,
+    Queue,
+    Shares,
+    Waiting,
+    class_of,
+)
+from outerproduct_scheduler.placement.ranking import Demand, Rank
+from outerproduct_scheduler.placement.reservations import Reservation, outlook
+from outerproduct_scheduler.placement.types import (
+    Assignment,
+    ComputeSpec,
+    NodeCapacity,
+    NodeCondition,
+    Unsupported,
+    WaitingCall,
+)
+
+# Another class may use the CPUs of a node a few times before a blocked Call holds on to it: most blocked Calls start
+# before that, and choosing a node to hold costs more than placing a Call.
+PASSES_BEFORE_HOLDING = 8
+# Fairness and priority may put a Call back this often; a user of a busy class sees it as a small unfairness.
+PASSES_BEFORE_OVERDUE = 32
+# A node held for a large Call runs emptier, so a class holds one node, and one more for this many that it could use.
+NODES_PER_RESERVATION = 32
+# Nodes looked at when choosing where to hold; those with most free come first, and the best is among them.
+RESERVATION_CANDIDATES = 8
+
+
+class Placement:
+    """Decides which node each waiting Call goes to. Not thread-safe; one event loop or thread drives it."""
+
+    def __init__(self) -> None:
+        self._demand = Demand()
+        self._nodes = Nodes(self._demand)
+        self._shares = Shares()
+        self._waiting: dict[str, Waiting] = {}
+        self._node_of: dict[str, Node] = {}
+        self._queues: dict[tuple[str, int], Queue] = {}
+        self._reservations: dict[str, Reservation] = {}
+        self._numbers = count()
+        # A reservation that ends while queues are served may let Calls start whose queue had its turn already.
+        self._node_let_go = False
+
+    # --- nodes
+
+    def set_node(self, name: str, capacity: NodeCapacity, condition: NodeCondition, labels: Mapping[str, str]) -> None:
+        """Register a node or change it. A node smaller than its use keeps its Calls and takes no new ones."""
+        node = self._nodes.get_or_add(name)
+        known = (node.registered, node.capacity, node.condition, node.labels)
+        if known == (True, capacity, condition, labels):
+            return
+        if node.capacity != capacity:
+            node.resize(capacity)
+        node.registered, node.condition, node.labels = True, condition, dict(labels)
+        self._drop_reservation_on(node)
+        self._nodes.touch(node)
+        self._topology_changed()
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node; Calls that it holds stay counted until they are released. Unknown names are ignored."""
+        node = self._nodes.by_name.get(name)
+        if node is None or not node.registered:
+            return
+        self._drop_reservation_on(node)
+        node.registered = False
+        node.resize(NodeCapacity(0, 0))
+        self._nodes.touch(node)
+        self._forget_if_empty(node)
+        self._topology_changed()
+
+    def free(self, name: str) -> NodeCapacity:
+        """What the node has left; negative where it shrank below its use. Raises `KeyError` for an unknown name."""
+        node = self._node(name)
+        return NodeCapacity(node.cpus, node.memory_bytes, dict(node.accelerators))
+
+    def used(self, name: str) -> NodeCapacity:
+        """What the node's Calls hold. Raises `KeyError` for an unknown name."""
+        return self._node(name).used()
+
+    def reservations(self) -> dict[str, str]:
+        """The blocked Calls that hold a node, with its name."""
+        return {call_id: reservation.node.name for call_id, reservation in self._reservations.items()}
+
+    # --- Calls
+
+    def submit(self, call: WaitingCall) -> None:
+        """Let a Call wait. Raises `ValueError` if it waits already or holds resources."""
+        if call.call_id in self._waiting or call.call_id in self._node_of:
+            raise ValueError(f"Call {call.call_id} was submitted twice: release or withdraw it first")
+        shape = self._nodes.shape(call.spec, call.labels, call.avoid_nodes)
+        self._nodes.shape_waits(shape)
+        key = (class_of(call.spec), call.priority)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = Queue(*key)
+        waiting = Waiting(call, shape, (call.submitted_at, next(self._numbers)), queue)
+        self._waiting[call.call_id] = waiting
+        queue.add(waiting, self._shares.of(call.owner))
+        self._demand.observe(call.spec)
+
+    def withdraw(self, call_id: str) -> bool:
+        """Take a waiting Call out; False if it does not wait."""
+        waiting = self._waiting.get(call_id)
+        if waiting is None:
+            return False
+        self._leave(waiting)
+        return True
+
+    def occupy(  # noqa: PLR0917 - an Attempt as the database and the agents know it
+        self,
+        call_id: str,
+        node: str,
+        spec: ComputeSpec,
+        accelerator: str,
+        started_at: float,
+        timeout_seconds: float | None,
+        owner: str,
+    ) -> None:
+        """Count a Call that is known to hold resources on a node, whether or not they fit or the node is registered.
+
+        `accelerator` is the concrete type. Raises `ValueError` if it is counted on another node.
+        """
+        holder = self._node_of.get(call_id)
+        if holder is not None:
+            if holder.name == node:
+                return
+            raise ValueError(f"Call {call_id} runs on {holder.name} and cannot run on {node} too: release it first")
+        self.withdraw(call_id)
+        ends_at = _ends_at(started_at, timeout_seconds)
+        tenant = Tenant(call_id, spec, accelerator, owner, ends_at, next(self._numbers))
+        self._take(self._nodes.get_or_add(node), tenant)
+
+    def release(self, call_id: str) -> None:
+        """Take back the resources of a Call that ended. Reports may repeat, so an unknown Call is ignored."""
+        node = self._node_of.pop(call_id, None)
+        if node is None:
+            return
+        tenant = node.give_back(call_id)
+        self._nodes.touch(node)
+        self._share_changed(tenant.owner, tenant.spec, tenant.accelerator, -1)
+        self._forget_if_empty(node)
+
+    # --- decisions
+
+    def place(self, now: float) -> list[Assignment]:
+        """Assign every Call that may start now, in order. `now` is in seconds, on the clock of `started_at`."""
+        if self._nodes.settle():
+            for owner in self._shares.set_totals(self._nodes.totals):
+                self._move_owner(owner)
+        assignments: list[Assignment] = []
+        self._node_let_go = True
+        while self._node_let_go:
+            self._open_shapes_of_changed_nodes()
+            self._node_let_go = False
+            for queue in sorted(self._queues.values(), key=_queue_order):
+                assignments += self._start_all(queue, now)
+                if not queue.line.live:
+                    del self._queues[queue.class_name, queue.priority]
+        return assignments
+
+    def pending_reason(self, call_id: str, now: float) -> str:
+        """Why the Call waits, true at `now`. Raises `KeyError` for a Call that does not wait."""
+        waiting = self._waiting.get(call_id)
+        if waiting is None:
+            raise KeyError(f"Call {call_id} does not wait for placement")
+        return explain.pending_reason(
+            waiting, self._nodes, self._reservations, explain.place_in_queue(waiting, self._queues.values()), now
+        )
+
+    def check_supported(self, spec: ComputeSpec, labels: Mapping[str, str]) -> Unsupported | None:
+        """None if some registered node, in whatever condition, could hold such a Call when empty."""
+        return explain.unsupported(spec, labels, self._nodes)
+
+    def _start_all(self, queue: Queue, now: float) -> list[Assignment]:
+        """Start what may start of one queue, and whatever became overdue meanwhile."""
+        assignments = []
+        denied: set[Line] = set()
+        while assignment := self._start_overdue(now) or self._start_next(queue, now, denied):
+            assignments.append(assignment)
+        queue.open_shapes.clear()
+        return assignments
+
+    def _start_overdue(self, now: float) -> Assignment | None:
+        """Try the oldest Calls that were passed too often, before any other."""
+        overdue = [q.line.first() for q in self._queues.values() if q.passed >= PASSES_BEFORE_OVERDUE and q.line.live]
+        for waiting in sorted(overdue, key=_waiting_age):
+            if waiting.shape in waiting.queue.open_shapes and (found := self._find(waiting, now)) is not None:
+                return self._assign(waiting, *found, now)
+            self._hold(waiting, now)
+        return None
+
+    def _start_next(self, queue: Queue, now: float, denied: set[Line]) -> Assignment | None:
+        """Start the first Call in the queue's order that may start; those that turn out blocked are left behind."""
+        while (candidate := queue.next_open(denied)) is not None:
+            waiting, line = candidate
+            found = self._find(waiting, now)
+            if found is not None and self._hold_for_those_passed(waiting, found[0], now):
+                found = self._find(waiting, now)
+            if found is not None:
+                return self._assign(waiting, *found, now)
+            denied.add(line)
+            if self._nodes.best(waiting.shape) is None and not self._fits_a_held_node(waiting.shape):
+                del queue.open_shapes[waiting.shape]
+        return None
+
+    def _find(self, waiting: Waiting, now: float) -> tuple[Node, str] | None:
+        """The best node where the Call fits and may start."""
+        best: tuple[Rank, str, Node, str] | None = None
+        unreserved = self._nodes.best(waiting.shape)
+        if unreserved is not None:
+            rank, node, accelerator = unreserved
+            best = (rank, node.name, node, accelerator)
+        for reservation in self._reservations.values():
+            fit = self._nodes.fit(waiting.shape, reservation.node)
+            if fit is None:
+                continue
+            rank, accelerator = fit
+            node = reservation.node
+            if (best is None or (rank, node.name) < best[:2]) and (
+                self._precedes(waiting, reservation.holder) or reservation.admits(waiting, accelerator, now)
+            ):
+                best = (rank, node.name, node, accelerator)
+        return None if best is None else best[2:]
+
+    def _fits_a_held_node(self, shape: Shape) -> bool:
+        return any(self._nodes.fit(shape, reservation.node) for reservation in self._reservations.values())
+
+    def _precedes(self, waiting: Waiting, holder: Waiting) -> bool:
+        """Whether a reservation does not bind the Call: it is the holder's, or the Call is before it in the order."""
+        if waiting is holder:
+            return True
+        if _is_overdue(holder):
+            return False
+        if waiting.queue is holder.queue:
+            return waiting.queue.precedes(waiting, holder)
+        return waiting.queue.priority > holder.queue.priority
+
+    # --- reservations
+
+    def _hold_for_those_passed(self, waiting: Waiting, node: Node, now: float) -> bool:
+        """Give reservations to blocked Calls that this one is about to pass; True if the node found is now held."""
+        for other in self._those_passed(waiting):
+            self._hold(other, now)
+        return node.reserved
+
+    def _those_passed(self, waiting: Waiting) -> Iterator[Waiting]:
+        """Blocked Calls that deserve a node before this one goes: those of other classes that were passed often,
+        those first that were passed most, then the front of its own class."""
+        patient = [
+            queue
+            for queue in self._queues.values()
+            if queue.passed >= PASSES_BEFORE_HOLDING
+            and queue.line.live
+            and queue.class_name != waiting.queue.class_name
+        ]
+        for queue in sorted(patient, key=_passed_most):
+            front = queue.line.first()
+            if front.shape not in queue.open_shapes:
+                yield front
+        own = [
+            queue
+            for queue in self._queues.values()
+            if queue.class_name == waiting.queue.class_name and queue.priority >= waiting.queue.priority
+        ]
+        for queue in sorted(own, key=_queue_order):
+            for front in queue.first_calls(self._allowed_reservations()):
+                if front is waiting or (queue is waiting.queue and queue.precedes(waiting, front)):
+                    break
+                yield front
+
+    def _allowed_reservations(self) -> int:
+        return 1 + len(self._nodes.by_name) // NODES_PER_RESERVATION
+
+    def _hold(self, waiting: Waiting, now: float) -> None:
+        """Reserve a node for a blocked Call if its class may hold one more, and any node could hold it."""
+        if waiting.call.call_id in self._reservations:
+            return
+        peers = [r for r in self._reservations.values() if r.holder.queue.class_name == waiting.queue.class_name]
+        if len(peers) >= self._allowed_reservations():
+            if not _is_overdue(waiting):
+                return
+            last = max(peers, key=_reservation_age)
+            if not _is_overdue(last.holder):
+                self._drop_reservation(last)
+        best: tuple[tuple[float, str], Node] | None = None
+        looked_at = 0
+        for node in self._nodes.freest(waiting.shape):
+            if node.reserved or not self._nodes.may_hold(waiting.shape, node):
+                continue
+            expected = outlook(waiting.shape, node, now)
+            if expected is not None and (best is None or expected.starts_at < best[0][0]):
+                best = ((expected.starts_at, node.name), node)
+            looked_at += 1
+            if looked_at >= RESERVATION_CANDIDATES:
+                break
+        if best is not None:
+            node = best[1]
+            node.reserved = True
+            self._reservations[waiting.call.call_id] = Reservation(waiting, node)
+            self._nodes.touch(node)
+
+    def _drop_reservation(self, reservation: Reservation) -> None:
+        del self._reservations[reservation.holder.call.call_id]
+        reservation.node.reserved = False
+        self._node_let_go = True
+        self._nodes.touch(reservation.node)
+
+    def _drop_reservation_on(self, node: Node) -> None:
+        if node.reserved:
+            self._drop_reservation(next(r for r in self._reservations.values() if r.node is node))
+
+    # --- accounts
+
+    def _assign(self, waiting: Waiting, node: Node, accelerator: str, now: float) -> Assignment:
+        call = waiting.call
+        self._count_passes(waiting, node)
+        self._leave(waiting)
+        ends_at = _ends_at(now, call.timeout_seconds)
+        tenant = Tenant(call.call_id, call.spec, accelerator, call.owner, ends_at, next(self._numbers))
+        self._take(node, tenant)
+        return Assignment(call.call_id, node.name, accelerator, call.spec)
+
+    def _count_passes(self, waiting: Waiting, node: Node) -> None:
+        """Note with each queue that its oldest Call was passed by this one."""
+        for queue in self._queues.values():
+            if not queue.line.live:
+                continue
+            oldest = queue.line.first()
+            if oldest is waiting:
+                continue
+            if queue is waiting.queue and oldest.call.owner == waiting.call.owner and waiting.age < oldest.age:
+                continue
+            if self._nodes.may_hold(oldest.shape, node):
+                queue.passed += 1
+
+    def _take(self, node: Node, tenant: Tenant) -> None:
+        node.take(tenant)
+        self._node_of[tenant.call_id] = node
+        self._nodes.touch(node)
+        self._share_changed(tenant.owner, tenant.spec, tenant.accelerator, 1)
+
+    def _leave(self, waiting: Waiting) -> None:
+        call = waiting.call
+        del self._waiting[call.call_id]
+        reservation = self._reservations.get(call.call_id)
+        if reservation is not None:
+            self._drop_reservation(reservation)
+        waiting.queue.remove(waiting, self._shares.of(call.owner))
+        self._nodes.shape_left(waiting.shape)
+
+    def _share_changed(self, owner: str, spec: ComputeSpec, accelerator: str, sign: int) -> None:
+        self._shares.add(owner, spec, accelerator, sign)
+        self._move_owner(owner)
+
+    def _move_owner(self, owner: str) -> None:
+        share = self._shares.of(owner)
+        for queue in self._queues.values():
+            queue.move_owner(owner, share)
+
+    def _topology_changed(self) -> None:
+        self._nodes.topology_changed()
+        for queue in self._queues.values():
+            for shape in queue.shapes:
+                if shape.avoid:
+                    queue.open_shapes[shape] = None
+
+    def _open_shapes_of_changed_nodes(self) -> None:
+        changed = [node for node in self._nodes.changed.values() if node.registered]
+        self._nodes.changed.clear()
+        if not changed:
+            return
+        for queue in self._queues.values():
+            for shape in queue.shapes:
+                if shape not in queue.open_shapes and any(
+                    shape.fitting_accelerators(node) is not None for node in changed
+                ):
+                    queue.open_shapes[shape] = None
+
+    def _forget_if_empty(self, node: Node) -> None:
+        if not node.registered and not node.tenants:
+            self._nodes.forget(node)
+
+    def _node(self, name: str) -> Node:
+        node = self._nodes.by_name.get(name)
+        if node is None:
+            raise KeyError(f"node {name} is not registered")
+        return node
+
+
+def _ends_at(started_at: float, timeout_seconds: float | None) -> float:
+    return math.inf if timeout_seconds is None else started_at + timeout_seconds
+
+
+def _is_overdue(waiting: Waiting) -> bool:
+    queue = waiting.queue
+    return queue.passed >= PASSES_BEFORE_OVERDUE and queue.line.first() is waiting
+
+
+def _waiting_age(waiting: Waiting) -> tuple[float, int]:
+    return waiting.age
+
+
+def _reservation_age(reservation: Reservation) -> tuple[float, int]:
+    return reservation.holder.age
+
+
+def _passed_most(queue: Queue) -> tuple[int, str, int]:
+    return -queue.passed, queue.class_name, queue.priority
+
+
+def _queue_order(queue: Queue) -> tuple[int, int, str]:
+    """Higher priorities first; then Calls that name a type, those that take any, those without GPUs, since the later
+    ones have more nodes to choose from."""
+    kind = {ANY_ACCELERATOR: 1, NO_ACCELERATOR: 2}.get(queue.class_name, 0)
+    return -queue.priority, kind, queue.class_name

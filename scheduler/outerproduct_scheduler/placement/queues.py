@@ -1,0 +1,260 @@
+"""Who is next: one queue per class and priority, owners in fair order, first come first served within an owner.
+
+A class is the accelerator a Call names: a type, any type, or none. Classes do not block each other. Within a queue
+the owner with the smallest dominant share of the cluster goes first (dominant resource fairness, Ghodsi et al.,
+NSDI 2011), and equal owners by age. Waiting Calls of one shape stand together, so that a shape that fits nowhere is
+passed over whole. Which node a Call gets is decided elsewhere.
+"""
+
+import bisect
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from outerproduct_scheduler.placement.nodes import Shape
+from outerproduct_scheduler.placement.types import ComputeSpec, NodeCapacity, WaitingCall
+
+Age = tuple[float, int]
+
+ANY_ACCELERATOR = "any"
+NO_ACCELERATOR = ""
+
+
+def class_of(spec: ComputeSpec) -> str:
+    """Name of the class whose queues the Call waits in."""
+    if not spec.accelerator_count:
+        return NO_ACCELERATOR
+    return spec.accelerator.casefold() or ANY_ACCELERATOR
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A Call in its queue. `live` is False once it has left, wherever references to it remain."""
+
+    call: WaitingCall
+    shape: Shape
+    age: Age
+    queue: "Queue"
+    live: bool = True
+
+
+class Line:
+    """Waiting Calls by age. One that left stays in the heap until it comes up or such entries are the majority."""
+
+    __slots__ = ("_heap", "live")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Age, Waiting]] = []
+        self.live = 0
+
+    def add(self, waiting: Waiting) -> None:
+        """Put the Call at the place that its age gives it."""
+        heapq.heappush(self._heap, (waiting.age, waiting))
+        self.live += 1
+
+    def left(self) -> None:
+        """Count one that is no longer live."""
+        self.live -= 1
+        if len(self._heap) > 2 * self.live + 16:
+            self._heap = [entry for entry in self._heap if entry[1].live]
+            heapq.heapify(self._heap)
+
+    def first(self) -> Waiting:
+        """The oldest; there must be one."""
+        while not self._heap[0][1].live:
+            heapq.heappop(self._heap)
+        return self._heap[0][1]
+
+    def oldest(self, count: int) -> list[Waiting]:
+        """Up to `count` of the oldest, in order."""
+        if count == 1:
+            return [self.first()] if self.live else []
+        entries = heapq.nsmallest(count, (entry for entry in self._heap if entry[1].live))
+        return [waiting for _, waiting in entries]
+
+    def ahead_of(self, waiting: Waiting, limit: int) -> int:
+        """How many live ones are older, counted up to `limit`."""
+        count = 0
+        for age, other in self._heap:
+            if other.live and age < waiting.age:
+                count += 1
+                if count >= limit:
+                    break
+        return count
+
+
+class OwnerLine:
+    """One owner's Calls in one queue: all by age, and by shape and length of run."""
+
+    __slots__ = ("by_shape", "key", "line")
+
+    def __init__(self) -> None:
+        self.line = Line()
+        self.by_shape: dict[Shape, dict[int, Line]] = {}
+        self.key: tuple[float, Age, str] | None = None
+
+
+def run_length(timeout_seconds: float | None) -> int:
+    """Group of Calls whose bounds on run time are within a factor of two, since backfill may admit the shorter ones
+    and not the longer; -1 stands for no bound."""
+    return -1 if timeout_seconds is None else int(timeout_seconds).bit_length()
+
+
+class Queue:
+    """The waiting Calls of one class and priority.
+
+    `open_shapes` are those that may fit somewhere: placement asks for these only. `passed` counts the Calls that
+    started, with no better claim than fairness or luck, since the oldest Call here became the oldest.
+    """
+
+    def __init__(self, class_name: str, priority: int) -> None:
+        self.class_name = class_name
+        self.priority = priority
+        self.line = Line()
+        self.owners: dict[str, OwnerLine] = {}
+        self.shapes: dict[Shape, int] = {}
+        self.open_shapes: dict[Shape, None] = {}
+        self.passed = 0
+        self._order: list[tuple[float, Age, str]] = []
+
+    def add(self, waiting: Waiting, share: float) -> None:
+        """Let a Call join; `share` is its owner's dominant share."""
+        call = waiting.call
+        owner = self.owners.get(call.owner)
+        if owner is None:
+            owner = self.owners[call.owner] = OwnerLine()
+        if self.line.live and waiting.age < self.line.first().age:
+            self.passed = 0
+        self.line.add(waiting)
+        owner.line.add(waiting)
+        lines = owner.by_shape.setdefault(waiting.shape, {})
+        length = run_length(call.timeout_seconds)
+        line = lines.get(length)
+        if line is None:
+            line = lines[length] = Line()
+        line.add(waiting)
+        self.shapes[waiting.shape] = self.shapes.get(waiting.shape, 0) + 1
+        self.open_shapes[waiting.shape] = None
+        self.move_owner(call.owner, share)
+
+    def remove(self, waiting: Waiting, share: float) -> None:
+        """Let a Call leave."""
+        if waiting is self.line.first():
+            self.passed = 0
+        waiting.live = False
+        self.line.left()
+        call, shape = waiting.call, waiting.shape
+        owner = self.owners[call.owner]
+        owner.line.left()
+        length = run_length(call.timeout_seconds)
+        lines = owner.by_shape[shape]
+        lines[length].left()
+        if not lines[length].live:
+            del lines[length]
+            if not lines:
+                del owner.by_shape[shape]
+        self.shapes[shape] -= 1
+        if not self.shapes[shape]:
+            del self.shapes[shape]
+            self.open_shapes.pop(shape, None)
+        self.move_owner(call.owner, share)
+
+    def move_owner(self, name: str, share: float) -> None:
+        """Put the owner where its share and its oldest Call say."""
+        owner = self.owners.get(name)
+        if owner is None:
+            return
+        key = (share, owner.line.first().age, name) if owner.line.live else None
+        if key == owner.key:
+            return
+        if owner.key is not None:
+            del self._order[bisect.bisect_left(self._order, owner.key)]
+        if key is None:
+            del self.owners[name]
+        else:
+            bisect.insort(self._order, key)
+            owner.key = key
+
+    def owners_in_order(self) -> Iterator[tuple[str, OwnerLine]]:
+        """The owners, the one whose turn it is first."""
+        return ((key[2], self.owners[key[2]]) for key in self._order)
+
+    def next_open(self, denied: set[Line]) -> tuple[Waiting, Line] | None:
+        """The first Call in order whose shape may fit, with its line, leaving out lines in `denied`."""
+        if not self.open_shapes:
+            return None
+        for _, owner in self.owners_in_order():
+            best: tuple[Age, Waiting, Line] | None = None
+            few, many = (owner.by_shape, self.open_shapes)
+            shapes = [s for s in few if s in many] if len(few) < len(many) else [s for s in many if s in few]
+            for shape in shapes:
+                for line in owner.by_shape[shape].values():
+                    if line in denied:
+                        continue
+                    first = line.first()
+                    if best is None or first.age < best[0]:
+                        best = (first.age, first, line)
+            if best is not None:
+                return best[1], best[2]
+        return None
+
+    def precedes(self, first: Waiting, second: Waiting) -> bool:
+        """Whether the first of two Calls of this queue is before the second in its order."""
+        if first.call.owner == second.call.owner:
+            return first.age < second.age
+        first_key, second_key = self.owners[first.call.owner].key, self.owners[second.call.owner].key
+        return first_key is not None and second_key is not None and first_key < second_key
+
+    def first_calls(self, count: int) -> list[Waiting]:
+        """Up to `count` Calls at the front of the order, one owner's after another's."""
+        found: list[Waiting] = []
+        for _, owner in self.owners_in_order():
+            found += owner.line.oldest(count - len(found))
+            if len(found) >= count:
+                break
+        return found
+
+
+class Shares:
+    """What each owner holds, and its dominant share: the largest of its fractions of the cluster's resources."""
+
+    def __init__(self) -> None:
+        self._totals = NodeCapacity(0, 0)
+        self._used: dict[str, tuple[int, int, dict[str, int]]] = {}
+        self._shares: dict[str, float] = {}
+
+    def set_totals(self, totals: NodeCapacity) -> list[str]:
+        """Change what there is; returns the owners whose shares changed with it."""
+        self._totals = totals
+        for owner in self._used:
+            self._shares[owner] = self._dominant(owner)
+        return list(self._used)
+
+    def add(self, owner: str, spec: ComputeSpec, accelerator: str, sign: int) -> None:
+        """Count a Call that took (1) or gave back (-1) its resources."""
+        cpus, memory_bytes, accelerators = self._used.get(owner, (0, 0, {}))
+        cpus += sign * spec.cpus
+        memory_bytes += sign * spec.memory_bytes
+        if spec.accelerator_count:
+            count = accelerators.get(accelerator, 0) + sign * spec.accelerator_count
+            accelerators[accelerator] = count
+            if not count:
+                del accelerators[accelerator]
+        if cpus or memory_bytes or accelerators:
+            self._used[owner] = (cpus, memory_bytes, accelerators)
+            self._shares[owner] = self._dominant(owner)
+        else:
+            self._used.pop(owner, None)
+            self._shares.pop(owner, None)
+
+    def of(self, owner: str) -> float:
+        """The owner's dominant share."""
+        return self._shares.get(owner, 0.0)
+
+    def _dominant(self, owner: str) -> float:
+        cpus, memory_bytes, accelerators = self._used[owner]
+        totals = self._totals
+        share = max(cpus / (totals.cpus or 1), memory_bytes / (totals.memory_bytes or 1))
+        for name, count in accelerators.items():
+            share = max(share, count / (totals.accelerators.get(name, 0) or count or 1))
+        return share
