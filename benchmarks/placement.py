@@ -50,7 +50,7 @@ def random_shapes(count: int, rng: random.Random) -> list[ComputeSpec]:
     return list(shapes)
 
 
-def measure(nodes: int, waiting: int, shapes: int, owners: int, events: int, seed: int) -> dict[str, float | int]:
+def measure(nodes: int, waiting: int, shapes: int, *, owners: int, events: int, seed: int) -> dict[str, float | int]:
     """Milliseconds of CPU per completion and per arrival in steady state: each completion is replaced by an arrival."""
     rng = random.Random(seed)
     placement = build(nodes, rng)
@@ -139,7 +139,8 @@ def main() -> None:
             *sizes,
         ]
     results = [
-        measure(max(1, n), max(1, w), max(1, s), options.owners, options.events, options.seed) for n, w, s in sizes
+        measure(max(1, n), max(1, w), max(1, s), owners=options.owners, events=options.events, seed=options.seed)
+        for n, w, s in sizes
     ]
     if not options.json:
         columns = list(results[0])

@@ -1,22 +1,19 @@
-"""Entry point: the container's command is `python -I -u /run/outerproduct/lib/outerproduct_runner`.
+"""Entry point of an Attempt's container: puts the import path in order, then hands over to `attempt.run`.
 
-Python puts this folder in front of the import path; it is taken off again, so that nothing of ours shadows a module
-of the image.
+Started as `python -I …/lib/outerproduct_runner`. The folder that Python itself put on the import path goes away
+again, since modules such as `frames` must not be importable by these names; `lib/` ends up last, so that the SDK in it
+is found only where the image has none.
 """
 
-import os
+from __future__ import annotations
+
 import sys
+from pathlib import Path
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-LIBRARY = os.path.dirname(HERE)
+if __name__ == "__main__":
+    lib = Path(__file__).resolve().parent.parent
+    sys.path[0] = str(lib)
+    from outerproduct_runner import attempt
 
-sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != HERE]
-sys.path.insert(0, LIBRARY)
-
-from outerproduct_runner.runner import main  # noqa: E402
-
-# Last on the path: the SDK and cloudpickle there serve only where the image has none of its own.
-sys.path.remove(LIBRARY)
-sys.path.append(LIBRARY)
-
-sys.exit(main())
+    del sys.path[0]
+    attempt.run(lib)

@@ -1,98 +1,85 @@
-"""Frames of the runner's socket (docs/runner-protocol.md): how they look on the wire, and nothing else.
+"""The frames of the runner's socket (`docs/runner-protocol.md`): a JSON header and a body of raw bytes.
 
-Standard library and Python 3.9 only, as everything in this package: it runs in images that we know nothing of.
+Connecting and the order of frames are left to `connection`.
 """
 
 from __future__ import annotations
 
 import json
-import socket
 import struct
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
-PROTOCOL = 1
+if TYPE_CHECKING:
+    import socket
+
 MAX_HEADER_BYTES = 64 * 1024
-MAX_BODY_BYTES = 4 * 1024**2
-CHUNK_BYTES = 1024**2
-"""Large values travel in pieces of this size, so that neither side holds more than one beside the value itself."""
+MAX_BODY_BYTES = 4 * 1024 * 1024
+DATA_BYTES = 1024 * 1024
+"""Longer things are cut in `data` frames of this size."""
 
 _LENGTHS = struct.Struct(">II")
 
+Header = dict[str, Any]
+Bytes = Union[bytes, bytearray, memoryview]  # noqa: UP007 - evaluated on Python 3.9
 
-class ProtocolError(Exception):
-    """The other side sent something that is not a frame, or not the frame that had to come."""
+
+class ProtocolError(ConnectionError):
+    """The other side sent something that is no frame, or one over the limits."""
 
 
-def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """One frame as bytes."""
-    encoded = json.dumps(header, separators=(",", ":")).encode()
+def send(connection: socket.socket, header: Header, body: Bytes = b"") -> None:
+    """Sends one frame. Raises `OSError` when the connection is gone."""
+    encoded = json.dumps(header, ensure_ascii=False).encode("utf-8", "replace")
     if len(encoded) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
-        raise ProtocolError(f"frame {header.get('type')!r} is too large: {len(encoded)} + {len(body)} bytes")
-    return _LENGTHS.pack(len(encoded), len(body)) + encoded + body
+        raise ProtocolError(f"frame {header.get('type')!r} is over the limits of the runner's socket")
+    connection.sendall(_LENGTHS.pack(len(encoded), len(body)) + encoded)
+    if body:
+        connection.sendall(body)
 
 
-def send(connection: socket.socket, header: dict[str, Any], body: bytes = b"") -> None:
-    connection.sendall(pack(header, body))
-
-
-def send_data(connection: socket.socket, data: bytes | memoryview) -> None:
-    """A value of any size as `data` frames; none for an empty one."""
+def send_data(connection: socket.socket, data: Bytes) -> None:
+    """Sends `data` as `data` frames; none when it is empty."""
     view = memoryview(data)
-    for start in range(0, len(view), CHUNK_BYTES):
-        send(connection, {"type": "data"}, bytes(view[start : start + CHUNK_BYTES]))
+    for start in range(0, len(view), DATA_BYTES):
+        send(connection, {"type": "data"}, view[start : start + DATA_BYTES])
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """The next frame. Raises ConnectionError when the connection has ended, ProtocolError when it is malformed."""
-    header_length, body_length = _LENGTHS.unpack(_receive_exactly(connection, _LENGTHS.size))
-    if header_length > MAX_HEADER_BYTES or body_length > MAX_BODY_BYTES:
-        raise ProtocolError(f"frame is too large: {header_length} + {body_length} bytes")
+def receive(connection: socket.socket) -> tuple[Header, bytearray]:
+    """Receives one frame.
+
+    Raises:
+        ConnectionError: the connection ended, or what came is no frame.
+    """
+    header_bytes, body_bytes = _LENGTHS.unpack(_receive_exactly(connection, _LENGTHS.size))
+    if header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
+        raise ProtocolError("frame over the limits of the runner's socket")
     try:
-        header = json.loads(_receive_exactly(connection, header_length))
+        header = json.loads(_receive_exactly(connection, header_bytes))
     except ValueError as error:
-        raise ProtocolError(f"frame header is not JSON: {error}") from None
+        raise ProtocolError(f"header of a frame is no JSON: {error}") from error
     if not isinstance(header, dict) or not isinstance(header.get("type"), str):
-        raise ProtocolError("frame header is not a JSON object with a type")
-    return header, bytes(_receive_exactly(connection, body_length))
-
-
-def receive_type(connection: socket.socket, expected: str) -> tuple[dict[str, Any], bytes]:
-    """The next frame, which must be of this type."""
-    header, body = receive(connection)
-    if header["type"] != expected:
-        raise ProtocolError(f"expected a frame {expected!r}, got {header['type']!r}")
-    return header, body
-
-
-def receive_pieces(connection: socket.socket, size_bytes: int) -> Iterator[bytes]:
-    """The bodies of `data` frames until `size_bytes` have come."""
-    left = size_bytes
-    while left:
-        _, body = receive_type(connection, "data")
-        if not body or len(body) > left:
-            raise ProtocolError(f"data frame of {len(body)} bytes where {left} are left")
-        left -= len(body)
-        yield body
+        raise ProtocolError("header of a frame has no type")
+    return header, _receive_exactly(connection, body_bytes)
 
 
 def receive_data(connection: socket.socket, size_bytes: int) -> bytearray:
-    """A value that was sent by `send_data`."""
-    data = bytearray(size_bytes)
-    position = 0
-    for piece in receive_pieces(connection, size_bytes):
-        data[position : position + len(piece)] = piece
-        position += len(piece)
+    """Receives `data` frames with `size_bytes` bytes in all."""
+    data = bytearray()
+    while len(data) < size_bytes:
+        header, body = receive(connection)
+        if header["type"] != "data" or not body or len(data) + len(body) > size_bytes:
+            raise ProtocolError(f"expected {size_bytes - len(data)} more bytes, got frame {header['type']!r}")
+        data += body
     return data
 
 
-def _receive_exactly(connection: socket.socket, count: int) -> bytearray:
-    data = bytearray(count)
+def _receive_exactly(connection: socket.socket, size_bytes: int) -> bytearray:
+    data = bytearray(size_bytes)
     view = memoryview(data)
-    position = 0
-    while position < count:
-        received = connection.recv_into(view[position:])
-        if received == 0:
-            raise ConnectionResetError("the connection was closed")
-        position += received
+    received = 0
+    while received < size_bytes:
+        count = connection.recv_into(view[received:])
+        if count == 0:
+            raise ConnectionError("the agent closed the connection")
+        received += count
     return data

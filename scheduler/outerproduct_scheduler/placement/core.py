@@ -18,7 +18,6 @@ from outerproduct_scheduler.placement.nodes import Node, Nodes, Shape, Tenant
 from outerproduct_scheduler.placement.queues import (
     ANY_ACCELERATOR,
     NO_ACCELERATOR,
-    Line,
     Queue,
     Shares,
     Waiting,
@@ -40,8 +39,10 @@ from outerproduct_scheduler.placement.types import (
 PASSES_BEFORE_HOLDING = 8
 # Fairness and priority may put a Call back this often; a user of a busy class sees it as a small unfairness.
 PASSES_BEFORE_OVERDUE = 32
-# A node held for a large Call runs emptier, so a class holds one node, and one more for this many that it could use.
+# A node held for a large Call runs emptier, and every held node is looked at apart. So a class holds one node, and
+# one more for this many nodes, up to a few.
 NODES_PER_RESERVATION = 32
+MOST_RESERVATIONS_PER_CLASS = 2
 # Nodes looked at when choosing where to hold; those with most free come first, and the best is among them.
 RESERVATION_CANDIDATES = 8
 
@@ -57,6 +58,9 @@ class Placement:
         self._node_of: dict[str, Node] = {}
         self._queues: dict[tuple[str, int], Queue] = {}
         self._reservations: dict[str, Reservation] = {}
+        self._held_fits_of: dict[Shape, list[tuple[Rank, str, str, Reservation]]] = {}
+        self._held_fits_version = -1
+        self._examined = 0
         self._numbers = count()
         # A reservation that ends while queues are served may let Calls start whose queue had its turn already.
         self._node_let_go = False
@@ -114,6 +118,7 @@ class Placement:
         if queue is None:
             queue = self._queues[key] = Queue(*key)
         waiting = Waiting(call, shape, (call.submitted_at, next(self._numbers)), queue)
+        shape.shortest_timeout = min(shape.shortest_timeout, waiting.timeout_seconds)
         self._waiting[call.call_id] = waiting
         queue.add(waiting, self._shares.of(call.owner))
         self._demand.observe(call.spec)
@@ -170,10 +175,11 @@ class Placement:
         assignments: list[Assignment] = []
         self._node_let_go = True
         while self._node_let_go:
-            self._open_shapes_of_changed_nodes()
+            self._open_shapes_of_changed_nodes(now)
             self._node_let_go = False
             for queue in sorted(self._queues.values(), key=_queue_order):
-                assignments += self._start_all(queue, now)
+                if queue.open_shapes:
+                    assignments += self._start_all(queue, now)
                 if not queue.line.live:
                     del self._queues[queue.class_name, queue.priority]
         return assignments
@@ -194,7 +200,7 @@ class Placement:
     def _start_all(self, queue: Queue, now: float) -> list[Assignment]:
         """Start what may start of one queue, and whatever became overdue meanwhile."""
         assignments = []
-        denied: set[Line] = set()
+        denied: dict[Shape, float] = {}
         while assignment := self._start_overdue(now) or self._start_next(queue, now, denied):
             assignments.append(assignment)
         queue.open_shapes.clear()
@@ -203,24 +209,27 @@ class Placement:
     def _start_overdue(self, now: float) -> Assignment | None:
         """Try the oldest Calls that were passed too often, before any other."""
         overdue = [q.line.first() for q in self._queues.values() if q.passed >= PASSES_BEFORE_OVERDUE and q.line.live]
+        if not overdue:
+            return None
         for waiting in sorted(overdue, key=_waiting_age):
             if waiting.shape in waiting.queue.open_shapes and (found := self._find(waiting, now)) is not None:
                 return self._assign(waiting, *found, now)
             self._hold(waiting, now)
         return None
 
-    def _start_next(self, queue: Queue, now: float, denied: set[Line]) -> Assignment | None:
+    def _start_next(self, queue: Queue, now: float, denied: dict[Shape, float]) -> Assignment | None:
         """Start the first Call in the queue's order that may start; those that turn out blocked are left behind."""
-        while (candidate := queue.next_open(denied)) is not None:
-            waiting, line = candidate
+        for waiting in queue.candidates(denied, self._reservations):
             found = self._find(waiting, now)
             if found is not None and self._hold_for_those_passed(waiting, found[0], now):
                 found = self._find(waiting, now)
             if found is not None:
                 return self._assign(waiting, *found, now)
-            denied.add(line)
-            if self._nodes.best(waiting.shape) is None and not self._fits_a_held_node(waiting.shape):
-                del queue.open_shapes[waiting.shape]
+            shape = waiting.shape
+            denied[shape] = min(waiting.timeout_seconds, denied.get(shape, math.inf))
+            holds = any(r.holder.shape is shape for r in self._reservations.values())
+            if not self._held_fits(shape) or (denied[shape] <= shape.shortest_timeout and not holds):
+                del queue.open_shapes[shape]
         return None
 
     def _find(self, waiting: Waiting, now: float) -> tuple[Node, str] | None:
@@ -230,20 +239,26 @@ class Placement:
         if unreserved is not None:
             rank, node, accelerator = unreserved
             best = (rank, node.name, node, accelerator)
-        for reservation in self._reservations.values():
-            fit = self._nodes.fit(waiting.shape, reservation.node)
-            if fit is None:
-                continue
-            rank, accelerator = fit
-            node = reservation.node
-            if (best is None or (rank, node.name) < best[:2]) and (
+        for rank, name, accelerator, reservation in self._held_fits(waiting.shape):
+            if (best is None or (rank, name) < best[:2]) and (
                 self._precedes(waiting, reservation.holder) or reservation.admits(waiting, accelerator, now)
             ):
-                best = (rank, node.name, node, accelerator)
+                best = (rank, name, reservation.node, accelerator)
         return None if best is None else best[2:]
 
-    def _fits_a_held_node(self, shape: Shape) -> bool:
-        return any(self._nodes.fit(shape, reservation.node) for reservation in self._reservations.values())
+    def _held_fits(self, shape: Shape) -> list[tuple[Rank, str, str, Reservation]]:
+        """The held nodes where the shape fits, whoever may use them; remembered until a node changes."""
+        if self._held_fits_version != self._nodes.version:
+            self._held_fits_version = self._nodes.version
+            self._held_fits_of.clear()
+        fits = self._held_fits_of.get(shape)
+        if fits is None:
+            fits = self._held_fits_of[shape] = [
+                (fit[0], reservation.node.name, fit[1], reservation)
+                for reservation in self._reservations.values()
+                if shape.cpus <= reservation.node.cpus and (fit := self._nodes.fit(shape, reservation.node)) is not None
+            ]
+        return fits
 
     def _precedes(self, waiting: Waiting, holder: Waiting) -> bool:
         """Whether a reservation does not bind the Call: it is the holder's, or the Call is before it in the order."""
@@ -289,7 +304,7 @@ class Placement:
                 yield front
 
     def _allowed_reservations(self) -> int:
-        return 1 + len(self._nodes.by_name) // NODES_PER_RESERVATION
+        return min(MOST_RESERVATIONS_PER_CLASS, 1 + len(self._nodes.by_name) // NODES_PER_RESERVATION)
 
     def _hold(self, waiting: Waiting, now: float) -> None:
         """Reserve a node for a blocked Call if its class may hold one more, and any node could hold it."""
@@ -384,17 +399,41 @@ class Placement:
                 if shape.avoid:
                     queue.open_shapes[shape] = None
 
-    def _open_shapes_of_changed_nodes(self) -> None:
-        changed = [node for node in self._nodes.changed.values() if node.registered]
-        self._nodes.changed.clear()
-        if not changed:
-            return
+    def _open_shapes_of_changed_nodes(self, now: float) -> None:
+        nodes = self._nodes
+        changed = [node for node in nodes.changed.values() if node.registered]
+        nodes.changed.clear()
+        held = {r.node.name: r for r in self._reservations.values() if r.node in changed}
         for queue in self._queues.values():
             for shape in queue.shapes:
-                if shape not in queue.open_shapes and any(
-                    shape.fitting_accelerators(node) is not None for node in changed
-                ):
-                    queue.open_shapes[shape] = None
+                if shape in queue.open_shapes:
+                    continue
+                for node in changed:
+                    if shape.cpus > node.cpus or (types := shape.fitting_accelerators(node)) is None:
+                        continue
+                    reservation = held.get(node.name)
+                    if reservation is None or self._may_use(queue, shape, types, reservation, now):
+                        queue.open_shapes[shape] = None
+                        break
+                else:
+                    # None of the changed nodes is a candidate, so its index need not look at them.
+                    if shape.seen >= self._examined:
+                        shape.seen = nodes.version
+        self._examined = nodes.version
+
+    def _may_use(
+        self, queue: Queue, shape: Shape, accelerators: list[str], reservation: Reservation, now: float
+    ) -> bool:
+        """Whether any Call of the shape in the queue might start on the held node; False only if none may."""
+        other = reservation.holder.queue
+        if queue is other or queue.priority > other.priority:
+            return True
+        expected = reservation.outlook(now)
+        return (
+            expected is None
+            or (shape.shortest_timeout < math.inf and now + shape.shortest_timeout <= expected.starts_at)
+            or any(expected.leaves_room_for(shape.spec, name) for name in accelerators)
+        )
 
     def _forget_if_empty(self, node: Node) -> None:
         if not node.registered and not node.tenants:

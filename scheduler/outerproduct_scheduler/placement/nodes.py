@@ -7,8 +7,10 @@ Call is next, and who holds reservations, is decided elsewhere; a reserved node 
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from outerproduct_scheduler.accelerators import matches
 from outerproduct_scheduler.placement.ranking import Demand, Rank, rank_cpu_call, rank_gpu_call
@@ -107,12 +109,27 @@ ShapeKey = tuple[ComputeSpec, frozenset[tuple[str, str]], frozenset[str]]
 class Shape:
     """Everything about a Call that decides which nodes can hold it, with the index of those that can now."""
 
-    __slots__ = ("avoid", "avoids", "epoch", "heap", "key", "labels", "seen", "spec", "takes", "waiting")
+    __slots__ = (
+        "avoid",
+        "avoids",
+        "cpus",
+        "epoch",
+        "heap",
+        "key",
+        "labels",
+        "seen",
+        "shortest_timeout",
+        "spec",
+        "takes",
+        "waiting",
+    )
 
     def __init__(self, key: ShapeKey) -> None:
         self.key = key
         self.spec, labels, self.avoid = key
         self.labels = tuple(labels)
+        self.cpus = self.spec.cpus
+        self.shortest_timeout = math.inf
         self.takes: dict[str, bool] = {}
         self.waiting = 0
         self.heap: list[tuple[Rank, str, int, str]] = []
@@ -163,7 +180,7 @@ class Nodes:
         self._settled = 0
         self._demand = demand
         self._recent: dict[str, Node] = {}
-        self._version = 0
+        self.version = 0
         self._shapes: dict[ShapeKey, Shape] = {}
         self._idle: dict[ShapeKey, Shape] = {}
         self._by_free: dict[str, dict[int, dict[str, Node]]] = {}
@@ -182,8 +199,8 @@ class Nodes:
 
     def touch(self, node: Node) -> None:
         """Note that what is free, or who may use it, changed."""
-        self._version += 1
-        node.version = self._version
+        self.version += 1
+        node.version = self.version
         self._recent.pop(node.name, None)
         self._recent[node.name] = node
         self.changed[node.name] = node
@@ -304,22 +321,29 @@ class Nodes:
 
     def _catch_up(self, shape: Shape) -> None:
         epoch = (self.topology if shape.avoid else 0, self._demand.epoch)
-        if shape.epoch != epoch or len(shape.heap) > 2 * len(self.by_name) + 32:
+        changed = takewhile(lambda node: node.version > shape.seen, reversed(self._recent.values()))
+        if shape.epoch[0] != epoch[0]:
             if shape.avoid:
                 self._refresh_avoid(shape)
-            shape.epoch = epoch
-            shape.heap = []
-            for node in self.by_name.values():
-                if (entry := self._entry(shape, node)) is not None:
-                    shape.heap.append(entry)
-            heapq.heapify(shape.heap)
+            self._rebuild(shape, self.by_name.values())
+        elif shape.epoch != epoch or len(shape.heap) > 2 * len(self.by_name) + 32:
+            # Ranks moved, but nodes that did not change fit as before: only those in the heap and the changed ones.
+            nodes = {node.name: node for node in changed}
+            for _, name, version, _ in shape.heap:
+                node = self.by_name.get(name)
+                if node is not None and node.version == version:
+                    nodes[name] = node
+            self._rebuild(shape, nodes.values())
         else:
-            for node in reversed(self._recent.values()):
-                if node.version <= shape.seen:
-                    break
+            for node in changed:
                 if (entry := self._entry(shape, node)) is not None:
                     heapq.heappush(shape.heap, entry)
-        shape.seen = self._version
+        shape.epoch = epoch
+        shape.seen = self.version
+
+    def _rebuild(self, shape: Shape, nodes: Iterable[Node]) -> None:
+        shape.heap = [entry for node in nodes if (entry := self._entry(shape, node)) is not None]
+        heapq.heapify(shape.heap)
 
     def _entry(self, shape: Shape, node: Node) -> tuple[Rank, str, int, str] | None:
         if node.reserved:

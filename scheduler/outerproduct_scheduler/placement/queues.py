@@ -8,7 +8,8 @@ passed over whole. Which node a Call gets is decided elsewhere.
 
 import bisect
 import heapq
-from collections.abc import Iterator
+import math
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from outerproduct_scheduler.placement.nodes import Shape
@@ -36,6 +37,12 @@ class Waiting:
     age: Age
     queue: "Queue"
     live: bool = True
+
+    @property
+    def timeout_seconds(self) -> float:
+        """The bound on run time, infinite where there is none."""
+        timeout = self.call.timeout_seconds
+        return math.inf if timeout is None else timeout
 
 
 class Line:
@@ -67,10 +74,18 @@ class Line:
 
     def oldest(self, count: int) -> list[Waiting]:
         """Up to `count` of the oldest, in order."""
-        if count == 1:
-            return [self.first()] if self.live else []
-        entries = heapq.nsmallest(count, (entry for entry in self._heap if entry[1].live))
-        return [waiting for _, waiting in entries]
+        found: list[Waiting] = []
+        # Walks down the heap from its root, so it costs by what it returns and not by the length of the line.
+        front = [(self._heap[0][0], 0)] if self._heap else []
+        while front and len(found) < count:
+            _, index = heapq.heappop(front)
+            waiting = self._heap[index][1]
+            if waiting.live:
+                found.append(waiting)
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(self._heap):
+                    heapq.heappush(front, (self._heap[child][0], child))
+        return found
 
     def ahead_of(self, waiting: Waiting, limit: int) -> int:
         """How many live ones are older, counted up to `limit`."""
@@ -179,24 +194,26 @@ class Queue:
         """The owners, the one whose turn it is first."""
         return ((key[2], self.owners[key[2]]) for key in self._order)
 
-    def next_open(self, denied: set[Line]) -> tuple[Waiting, Line] | None:
-        """The first Call in order whose shape may fit, with its line, leaving out lines in `denied`."""
+    def candidates(self, denied: Mapping[Shape, float], holders: Container[str]) -> Iterator[Waiting]:
+        """Calls whose shape may fit, in order: of each line only the first, since the others are no better off.
+
+        `denied` gives, by shape, the shortest bound on run time that was turned away: whoever comes later in the order
+        and runs as long would be too, unless it is one of the `holders` of reservations (Call ids). Shapes that close
+        meanwhile are left out. Start anew after the order changed.
+        """
         if not self.open_shapes:
-            return None
+            return
         for _, owner in self.owners_in_order():
-            best: tuple[Age, Waiting, Line] | None = None
-            few, many = (owner.by_shape, self.open_shapes)
+            few, many = owner.by_shape, self.open_shapes
             shapes = [s for s in few if s in many] if len(few) < len(many) else [s for s in many if s in few]
-            for shape in shapes:
-                for line in owner.by_shape[shape].values():
-                    if line in denied:
-                        continue
-                    first = line.first()
-                    if best is None or first.age < best[0]:
-                        best = (first.age, first, line)
-            if best is not None:
-                return best[1], best[2]
-        return None
+            firsts = [line.first() for shape in shapes for line in owner.by_shape[shape].values()]
+            firsts.sort(key=_age_of)
+            for waiting in firsts:
+                if waiting.shape not in self.open_shapes:
+                    continue
+                turned_away = denied.get(waiting.shape)
+                if turned_away is None or waiting.timeout_seconds < turned_away or waiting.call.call_id in holders:
+                    yield waiting
 
     def precedes(self, first: Waiting, second: Waiting) -> bool:
         """Whether the first of two Calls of this queue is before the second in its order."""
@@ -213,6 +230,10 @@ class Queue:
             if len(found) >= count:
                 break
         return found
+
+
+def _age_of(waiting: Waiting) -> Age:
+    return waiting.age
 
 
 class Shares:

@@ -27,6 +27,8 @@ MEDIAN = 0.5
 DEFAULT_CPUS_PER_GPU = 8.0
 # Recomputing costs a sort of the window, and a change makes every index stale.
 REFRESH_EVERY_CALLS = 32
+# Smaller changes of what is usual are noise, and following them would make every index stale again and again.
+NOTICEABLE = 0.15
 
 
 class Demand:
@@ -60,7 +62,7 @@ class Demand:
             self._refresh()
 
     def scarcity(self, accelerator: str) -> float:
-        """GPUs of this type that recent Calls named, over those there are; in tenths, so that it moves seldom."""
+        """GPUs of this type that recent Calls named, over those there are."""
         return self._scarcity.get(accelerator, 0.0)
 
     def stranded(self, cpus: int, memory_bytes: int, gpus: int) -> float:
@@ -82,15 +84,27 @@ class Demand:
 
     def _refresh(self) -> None:
         self._unseen = 0
-        before = (self.cpus_per_gpu, self.median_cpus_per_gpu, self.bytes_per_gpu, self._scarcity)
+        scarcity = self._scarcity_by_type()
         if self._recent:
             cpus = sorted((s.cpus / s.accelerator_count, s.accelerator_count) for s in self._recent)
             memory = sorted((s.memory_bytes / s.accelerator_count, s.accelerator_count) for s in self._recent)
-            self.cpus_per_gpu = _percentile(cpus, USUAL_PERCENTILE)
-            self.median_cpus_per_gpu = _percentile(cpus, MEDIAN)
-            self.bytes_per_gpu = _percentile(memory, USUAL_PERCENTILE)
-        self._scarcity = self._scarcity_by_type()
-        if before != (self.cpus_per_gpu, self.median_cpus_per_gpu, self.bytes_per_gpu, self._scarcity):
+            usual = (
+                _percentile(cpus, USUAL_PERCENTILE),
+                _percentile(cpus, MEDIAN),
+                _percentile(memory, USUAL_PERCENTILE),
+            )
+        else:
+            usual = (self.cpus_per_gpu, self.median_cpus_per_gpu, self.bytes_per_gpu)
+        before = (self.cpus_per_gpu, self.median_cpus_per_gpu, self.bytes_per_gpu)
+        moved = any(abs(new - old) > NOTICEABLE * old for new, old in zip(usual, before, strict=True))
+        known = self._scarcity
+        if (
+            moved
+            or scarcity.keys() != known.keys()
+            or any(abs(scarcity[name] - known[name]) > NOTICEABLE * known[name] for name in scarcity)
+        ):
+            self.cpus_per_gpu, self.median_cpus_per_gpu, self.bytes_per_gpu = usual
+            self._scarcity = scarcity
             self.epoch += 1
 
     def _scarcity_by_type(self) -> dict[str, float]:
@@ -103,7 +117,7 @@ class Demand:
             options = matching(name, self._capacity)
             for option in options:
                 demand[option] = demand.get(option, 0.0) + count / len(options)
-        return {name: round(count / self._capacity[name], 1) for name, count in demand.items() if self._capacity[name]}
+        return {name: count / self._capacity[name] for name, count in demand.items() if self._capacity[name]}
 
 
 def rank_gpu_call(
