@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import time
 import uuid
@@ -24,7 +25,7 @@ from outerproduct_agent.attempt import AttemptLife, Machinery, allocation_messag
 from outerproduct_agent.blob_cache import BlobCache
 from outerproduct_agent.cgroups import cgroup_version
 from outerproduct_agent.config import AgentConfig
-from outerproduct_agent.container_spec import ATTEMPT_LABEL, NODE_LABEL, ContainerSettings
+from outerproduct_agent.container_spec import ATTEMPT_LABEL, NODE_LABEL, NOFILE_LIMIT, ContainerSettings
 from outerproduct_agent.discovery import MachineInventory, discover
 from outerproduct_agent.engine import Engine, EngineError
 from outerproduct_agent.gateway import Gateway
@@ -34,6 +35,7 @@ from outerproduct_agent.images import BuildSettings, ImageStore
 from outerproduct_agent.ledger import Declined, GpuState, Ledger
 from outerproduct_agent.log_shipper import LogShipper
 from outerproduct_agent.log_spool import LogSpool
+from outerproduct_agent.rlimits import UNLIMITED, grantable
 from outerproduct_agent.runtime_library import prepare_library
 from outerproduct_agent.scheduler_link import SchedulerLink
 from outerproduct_agent.spec import ComputeSpec
@@ -119,7 +121,11 @@ class Agent:
             blobs=BlobCache(folder / "blobs", self._link),
             link=self._link,
             settings=ContainerSettings(
-                node=self.config.node_name, network=self.network, cgroup_v2=cgroup_version() == 2
+                node=self.config.node_name,
+                network=self.network,
+                cgroup_v2=cgroup_version() == 2,
+                nofile_limit=grantable(resource.RLIMIT_NOFILE, NOFILE_LIMIT),
+                memlock_limit=grantable(resource.RLIMIT_MEMLOCK, UNLIMITED),
             ),
             library=await asyncio.to_thread(prepare_library, folder / "lib"),
             run_folder=folder / "run",

@@ -70,6 +70,9 @@ class ContainerSettings:
     """GPUs by CDI device name instead of a device request."""
     storage_limit_bytes: int = 0
     """Writable layer, where the storage driver can bound it; 0: it can not."""
+    nofile_limit: int = NOFILE_LIMIT
+    memlock_limit: int = -1
+    """Bytes that may be pinned; -1: no limit of its own."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,9 @@ def _host_config(request: ContainerRequest, settings: ContainerSettings) -> dict
         "Init": True,
         "PidsLimit": PIDS_LIMIT,
         "Ulimits": [
-            {"Name": "nofile", "Soft": NOFILE_LIMIT, "Hard": NOFILE_LIMIT},
+            {"Name": "nofile", "Soft": settings.nofile_limit, "Hard": settings.nofile_limit},
             # NCCL and RDMA pin memory; it is charged to the cgroup all the same.
-            {"Name": "memlock", "Soft": -1, "Hard": -1},
+            {"Name": "memlock", "Soft": settings.memlock_limit, "Hard": settings.memlock_limit},
             {"Name": "core", "Soft": 0, "Hard": 0},
         ],
         # Privileges.

@@ -15,7 +15,7 @@ Rank = tuple[float, float, float]
 # How much worse a stranded GPU is than one that is merely left over.
 STRANDED_WEIGHT = 10
 # How much worse CPUs that no free GPU beside them will need are than a GPU left over. They are better kept for Calls
-# that ask for many CPUs per GPU. From 0.2 to 0.5 it makes no difference; from 1 on it beats the tight fit of GPUs.
+# that ask for many CPUs per GPU. Larger weights would beat the tight fit of GPUs.
 SURPLUS_WEIGHT = 0.3
 # A window long enough for a steady percentile and short enough to follow a change of workload within a day.
 HISTORY_CALLS = 500

@@ -32,16 +32,41 @@ Exit codes:
 class CommandError(click.ClickException):
     """What happened, to what, and what to do."""
 
-    def __init__(self, happened: str, subject: str, remedy: str, exit_code: int = EXIT_FAILED) -> None:
+    exit_code = EXIT_FAILED
+
+    def __init__(self, happened: str, subject: str, remedy: str) -> None:
         super().__init__(happened)
         self.subject = subject
         self.remedy = remedy
-        self.exit_code = exit_code
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"error: {self.message}", file=file, err=True)
         click.echo(_indented(self.subject), file=file, err=True)
         click.echo(_indented(f"→ {self.remedy}"), file=file, err=True)
+
+
+class WrongUsage(CommandError):
+    """The command line is wrong."""
+
+    exit_code = EXIT_USAGE
+
+
+class Unreachable(CommandError):
+    """The scheduler can not be reached, or none is configured."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+class Missing(CommandError):
+    """There is nothing of that name."""
+
+    exit_code = EXIT_NOT_FOUND
+
+
+class Refused(CommandError):
+    """The key is unknown, or may not do this."""
+
+    exit_code = EXIT_REFUSED
 
 
 @contextmanager
@@ -50,25 +75,22 @@ def explained(subject: str) -> Iterator[None]:
     try:
         yield
     except SchedulerUnavailable as error:
-        raise CommandError(
+        raise Unreachable(
             "the scheduler can not be reached",
             str(error),
             "start `outerproduct up`, or correct --base-url",
-            EXIT_UNREACHABLE,
         ) from error
     except NotFound as error:
-        raise CommandError(
+        raise Missing(
             f"{subject} was not found",
             str(error),
             "see `outerproduct runs` and `outerproduct nodes` for the names",
-            EXIT_NOT_FOUND,
         ) from error
     except AccessDenied as error:
-        raise CommandError(
+        raise Refused(
             f"{subject}: access was refused",
             str(error),
             "use a key that may do this: `outerproduct keys create` makes one on the scheduler's machine",
-            EXIT_REFUSED,
         ) from error
     except (OuterProductError, ValueError) as error:
         raise CommandError(

@@ -56,7 +56,7 @@ def describe_exit(code: int) -> str:
     """An exit code in words; negative ones are signals."""
     if code >= 0:
         return f"exit code {code}"
-    return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code} ({signal.strsignal(-code)})"
 
 
 class Supervisor:
@@ -79,7 +79,9 @@ class Supervisor:
     def _on_signal(self) -> None:
         (self._second_signal if self._signal.is_set() else self._signal).set()
 
-    async def start(self, name: str, module: str, arguments: Sequence[str], log_path: Path, stop_seconds: float) -> None:
+    async def start(
+        self, name: str, module: str, arguments: Sequence[str], log_path: Path, stop_seconds: float
+    ) -> None:
         """Starts `python -m module`. Its output goes to `log_path`; the previous one is kept beside it as `.1`."""
         if log_path.exists():
             log_path.replace(log_path.with_name(log_path.name + ".1"))
@@ -105,7 +107,7 @@ class Supervisor:
         ended = asyncio.create_task(process.wait(), name=f"{name} ended")
         self._children.append(Child(name, process, log_path, ended, stop_seconds))
         if self._verbose:
-            self._followers.append(asyncio.create_task(_follow(name, log_path), name=f"{name} log"))
+            self._followers.append(asyncio.create_task(_follow(name, log_path, ended), name=f"{name} log"))
 
     async def until(self, work: Coroutine[object, object, T]) -> T:
         """The result of `work`, unless a child ends (ChildEnded) or a signal comes (Stopped) before."""
@@ -144,18 +146,19 @@ class Supervisor:
                 child.process.kill()
                 await child.ended
                 killed.append(child.name)
-        for task in (hurry, *self._followers):
-            task.cancel()
+        hurry.cancel()
         await asyncio.gather(hurry, *self._followers, return_exceptions=True)
         return killed
 
 
-async def _follow(name: str, log_path: Path) -> None:
-    """Copies a growing file to stderr, each line with the name in front. Ends by cancellation."""
+async def _follow(name: str, log_path: Path, ended: asyncio.Task[int]) -> None:
+    """Copies a growing file to stderr, each line with the name in front, until its writer has ended."""
     with log_path.open(errors="replace") as log:
         while True:
+            over = ended.done()
             lines = log.readlines()
             for line in lines:
                 sys.stderr.write(f"{name}: {line}")
-            if not lines:
-                await asyncio.sleep(FOLLOW_SECONDS)
+            if over:
+                return
+            await asyncio.wait({ended}, timeout=FOLLOW_SECONDS)
