@@ -1,1 +1,1 @@
-"""The command `outerproduct`. `main.py` has the list of commands; each family is a module of its own."""
+"""The command line `outerproduct`. Not mounted into containers."""

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import click
 
+from outerproduct._cli.output import clean
 from outerproduct._errors import AccessDenied, NotFound, OuterProductError, SchedulerUnavailable
 
 EXIT_FAILED = 1
@@ -40,7 +41,7 @@ class CommandError(click.ClickException):
         self.remedy = remedy
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"error: {self.message}", file=file, err=True)
+        click.echo(f"error: {clean(self.message)}", file=file, err=True)
         click.echo(_indented(self.subject), file=file, err=True)
         click.echo(_indented(f"→ {self.remedy}"), file=file, err=True)
 
@@ -101,4 +102,4 @@ def explained(subject: str) -> Iterator[None]:
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+    return "\n".join(f"  {line}" for line in clean(text).splitlines())

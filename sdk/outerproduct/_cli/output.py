@@ -40,8 +40,9 @@ COLOURS: Mapping[str, str] = {
 
 
 def clean(text: str) -> str:
-    """Without control characters: they would be orders to the terminal. Line breaks and tabs stay."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """Without colours and control characters: they would be orders to the terminal. Line breaks and tabs stay."""
+    plain = click.unstyle(text)
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in plain)
 
 
 def one_line(text: str) -> str:
