@@ -1,8 +1,11 @@
 """Methods that block when called plainly and have an `.aio(...)` form.
 
-All of the SDK's work is coroutines on one event loop in a thread of its own, so a plain call works from any thread,
+All of the SDK's talking is coroutines on one event loop in a thread of its own, so a plain call works from any thread,
 also where an event loop runs already (a notebook), and an `.aio` form works from any event loop. The thread does not
 survive a fork; the child gets its own at its first call.
+
+Code of the user's (iterators, pickling, unpickling) must never run on that loop: it may call the SDK, which would wait
+for itself, or wait for an import that the calling thread is in the middle of.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import functools
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 S = TypeVar("S")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 P = ParamSpec("P")
 
 _lock = threading.Lock()
@@ -63,7 +67,6 @@ class BoundBlocking(Generic[P, T]):
 
     def __init__(self, coroutine_function: Callable[P, Coroutine[Any, Any, T]]) -> None:
         self._function = coroutine_function
-        functools.update_wrapper(self, coroutine_function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         return run_blocking(self._function(*args, **kwargs))
@@ -84,6 +87,41 @@ class Blocking(Generic[S, P, T]):
         if instance is None:
             return self  # type: ignore[return-value]
         return BoundBlocking(functools.partial(self._function, instance))
+
+
+class Decodable(Protocol[T_co]):
+    """What the SDK's loop has fetched, and what the caller makes a value of."""
+
+    def value(self) -> T_co:
+        """Unpickles, or raises."""
+        ...
+
+
+class BoundBlockingValue(Generic[P, T]):
+    """Like BoundBlocking; the value is made in the thread, or on the loop, of the caller."""
+
+    def __init__(self, coroutine_function: Callable[P, Coroutine[Any, Any, Decodable[T]]]) -> None:
+        self._function = coroutine_function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run_blocking(self._function(*args, **kwargs)).value()
+
+    async def aio(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same, to be awaited."""
+        return (await run_elsewhere(self._function(*args, **kwargs))).value()
+
+
+class BlockingValue(Generic[S, P, T]):
+    """Decorator for a coroutine method that gives a Decodable; see BoundBlockingValue."""
+
+    def __init__(self, function: Callable[Concatenate[S, P], Coroutine[Any, Any, Decodable[T]]]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+
+    def __get__(self, instance: S, owner: type | None = None) -> BoundBlockingValue[P, T]:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        return BoundBlockingValue(functools.partial(self._function, instance))
 
 
 def elsewhere(

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import json
 import os
 import re
 import sys
-import threading
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, overload
 
 from outerproduct import _source, _wire
 from outerproduct._blocking import Blocking, elsewhere, run_blocking, run_elsewhere
 from outerproduct._credentials import SOCKET_VARIABLE, find_credentials
-from outerproduct._functions import FunctionPreparer, PreparedCall
+from outerproduct._functions import PYTHON_VERSION, FunctionPreparer, PreparedCall
 from outerproduct._handles import (
     Attempt,
     Call,
@@ -24,10 +25,10 @@ from outerproduct._handles import (
     attempt_of,
     call_of,
     run_of,
-    wait_for_value,
 )
 from outerproduct._image import Image, LocalFiles, check_local_files
 from outerproduct._node import Node, node_of
+from outerproduct._outcome import StoredOutcome, fetch_outcome
 from outerproduct._resources import ComputeSpec, compute_spec
 from outerproduct._retries import RetryStrategy
 from outerproduct._transport import Transport
@@ -36,6 +37,8 @@ from outerproduct._wire import Message
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from outerproduct._child_indices import ChildIndices
+
 T = TypeVar("T")
 
 REQUEST_SECONDS = 60.0
@@ -43,12 +46,13 @@ REQUEST_SECONDS = 60.0
 BATCH_CALLS = 200
 """Calls created by one request of `map`."""
 BATCH_BYTES = 2 * 1024**2
-"""Bytes of inline payloads in one request; gRPC's own limit is 4 MiB."""
+"""Bytes of inline payloads in one request of `map`: base64 of them stays below the 4 MiB of a frame to the agent."""
 MAP_WINDOW = 10_000
 """Invocations of one `map` that are submitted and not yet yielded. Beyond it inputs are taken as results are, so that
 an endless generator of inputs does not fill the scheduler."""
-MAP_WAIT_CALLS = 32
-"""Calls whose results may be held at once while an earlier one is waited for."""
+MAP_WAIT_CALLS = 8
+"""Calls that one long poll of `map` asks for: base64 of their inline results stays below the 4 MiB of a frame from the
+agent."""
 MAX_PAGE = 1000
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -65,11 +69,14 @@ class OuterProductClient:
     def __init__(self, transport: Transport, attempt_name: str | None = None) -> None:
         self._transport = transport
         self._attempt_name = attempt_name
-        self._child_index = itertools.count()
-        self._lock = threading.Lock()
+        self._child_indices = _child_indices() if attempt_name else None
         self._uploaded: set[str] = set()
         self.run = _RunMethod(self)
         self.map = _MapMethod(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A client that travels with a function becomes the client of where it arrives; no key travels."""
+        return init, ()
 
     # Who one is.
 
@@ -207,15 +214,15 @@ class OuterProductClient:
         return [run_of(message, self) for message in answer["runs"]]
 
     def _claim_child_index(self) -> int:
-        with self._lock:
-            return next(self._child_index)
+        """The next child index inside a container; 0 outside, where Calls have no place among others."""
+        return 0 if self._child_indices is None else self._child_indices.claim()
 
     async def _call_spec(self, settings: _Settings, prepared: PreparedCall) -> Message:
         """The spec of one Call; everything large is uploaded."""
         function: Message = {
             "qualified_name": prepared.qualified_name,
             "by_value": prepared.by_value,
-            "python_version": f"{sys.version_info.major}.{sys.version_info.minor}",
+            "python_version": PYTHON_VERSION,
             "wants_client": prepared.wants_client,
             "source_text": prepared.source_text,
         }
@@ -248,13 +255,19 @@ class OuterProductClient:
 
     async def _local_files(self, files: LocalFiles) -> Message:
         """The blob of a local file or folder. Inside a container: the one that the caller's program has uploaded."""
-        known: dict[str, Message] = json.loads(os.environ.get(LOCAL_FILES_VARIABLE, "{}"))
-        if self._attempt_name and files.local_path in known:
-            return known[files.local_path]
+        if files.local_path in self._known_local_files():
+            return self._known_local_files()[files.local_path]
         check_local_files(files)
         path = Path(files.local_path)
-        data = _source.folder_archive(path) if files.is_directory else path.read_bytes()
-        return await self._store(data)
+        read = _source.folder_archive if files.is_directory else Path.read_bytes
+        return await self._store(await asyncio.to_thread(read, path))
+
+    def _known_local_files(self) -> dict[str, Message]:
+        """Local path → blob, of what the caller's program has uploaded; nothing outside a container."""
+        if not self._attempt_name:
+            return {}
+        known: dict[str, Message] = json.loads(os.environ.get(LOCAL_FILES_VARIABLE, "{}"))
+        return known
 
     async def _image(self, image: Image) -> Message:
         mounts = []
@@ -281,10 +294,13 @@ class OuterProductClient:
         those Images; the answer is for LOCAL_FILES_VARIABLE."""
         module = sys.modules.get(getattr(fn, "__module__", "") or "")
         images = [value for value in vars(module).values() if isinstance(value, Image)] if module else []
-        files = {mount for image in images for mount in image.mounts}
-        if not files:
-            return ""
-        return json.dumps({mount.local_path: await self._local_files(mount) for mount in files})
+        files = {mount.local_path: mount for image in images for mount in image.mounts}
+        known = self._known_local_files()
+        for path, mount in files.items():
+            # What is not there is an error for the Call that names the Image, and for no other.
+            if os.path.exists(path):
+                known[path] = await self._local_files(mount)
+        return json.dumps(known, sort_keys=True) if known else ""
 
 
 class _Settings:
@@ -334,7 +350,9 @@ class _Settings:
         }
 
     async def complete(self, client: OuterProductClient, fn: Callable[..., Any]) -> None:
-        """Uploads the Image's local files and puts the Image into the message."""
+        """Uploads the Image's local files and puts the Image into the message; nothing when it has done so already."""
+        if "image" in self.message:
+            return
         self.message["image"] = await client._image(self.image)
         files = await client._files_of_module_images(fn)
         if files:
@@ -465,7 +483,7 @@ class _RunMethod:
         client = self._client
         checked = _settings(**settings)
         prepared = FunctionPreparer(fn).prepare(tuple(args), {} if kwargs is None else kwargs)
-        index = client._claim_child_index() if client._attempt_name else 0
+        index = client._claim_child_index()
 
         async def submit() -> Run[Any] | Call[Any]:
             await checked.complete(client, fn)
@@ -481,6 +499,16 @@ class _MapMethod:
     def __init__(self, client: OuterProductClient) -> None:
         self._client = client
 
+    @overload
+    def __call__(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        inputs: Iterable[Any],
+        *additional_inputs: Iterable[Any],
+        image: Image,
+        **settings: Unpack[MapSettings],
+    ) -> Iterator[T]: ...
+    @overload
     def __call__(
         self,
         fn: Callable[..., T],
@@ -488,24 +516,43 @@ class _MapMethod:
         *additional_inputs: Iterable[Any],
         image: Image,
         **settings: Unpack[MapSettings],
-    ) -> Iterator[T]:
+    ) -> Iterator[T]: ...
+    def __call__(
+        self,
+        fn: Callable[..., Any],
+        inputs: Iterable[Any],
+        *additional_inputs: Iterable[Any],
+        image: Image,
+        **settings: Unpack[MapSettings],
+    ) -> Iterator[Any]:
         """Calls `fn` once for each of the zipped inputs, each in a container of its own, and yields the results in
         input order. Stops at the shortest iterable. Takes the parameters of `run`, except `args` and `kwargs`.
 
         The first step submits every invocation (with more than 10,000 unfinished ones, the rest as results are
         taken). A failure raises when its place is reached. Closing the iterator leaves submitted work running.
         """
-        results = self.aio(fn, inputs, *additional_inputs, image=image, **settings)
+        under_way: _MapUnderWay[Any] = self._start(fn, (inputs, *additional_inputs), image, settings)
 
-        def steps() -> Iterator[T]:
+        def steps() -> Iterator[Any]:
             while True:
-                try:
-                    yield run_blocking(results.__anext__())  # type: ignore[arg-type]
-                except StopAsyncIteration:
+                while batch := under_way.take_batch():
+                    run_blocking(under_way.submit(batch))
+                if under_way.is_done():
                     return
+                yield run_blocking(under_way.next_outcome()).value()
 
         return steps()
 
+    @overload
+    def aio(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        inputs: Iterable[Any],
+        *additional_inputs: Iterable[Any],
+        image: Image,
+        **settings: Unpack[MapSettings],
+    ) -> AsyncIterator[T]: ...
+    @overload
     def aio(
         self,
         fn: Callable[..., T],
@@ -513,63 +560,90 @@ class _MapMethod:
         *additional_inputs: Iterable[Any],
         image: Image,
         **settings: Unpack[MapSettings],
-    ) -> AsyncIterator[T]:
+    ) -> AsyncIterator[T]: ...
+    def aio(
+        self,
+        fn: Callable[..., Any],
+        inputs: Iterable[Any],
+        *additional_inputs: Iterable[Any],
+        image: Image,
+        **settings: Unpack[MapSettings],
+    ) -> AsyncIterator[Any]:
         """The same as an async iterator."""
+        under_way: _MapUnderWay[Any] = self._start(fn, (inputs, *additional_inputs), image, settings)
+
+        async def steps() -> AsyncIterator[Any]:
+            while True:
+                while batch := under_way.take_batch():
+                    await run_elsewhere(under_way.submit(batch))
+                if under_way.is_done():
+                    return
+                yield (await run_elsewhere(under_way.next_outcome())).value()
+
+        return steps()
+
+    def _start(
+        self, fn: Callable[..., Any], inputs: tuple[Iterable[Any], ...], image: Image, settings: MapSettings
+    ) -> _MapUnderWay[Any]:
         checked = _settings(image=image, **settings)
-        return _map_results(self._client, fn, zip(inputs, *additional_inputs, strict=False), checked)
+        return _MapUnderWay(self._client, fn, zip(*inputs, strict=False), checked)
 
 
-async def _map_results(
-    client: OuterProductClient, fn: Callable[..., T], inputs: Iterator[tuple[Any, ...]], settings: _Settings
-) -> AsyncIterator[T]:
-    await run_elsewhere(settings.complete(client, fn))
-    preparer = FunctionPreparer(fn)
-    waiting: list[str] = []
-    ended: dict[str, Message | None] = {}
-    exhausted = False
-    while True:
-        while not exhausted and len(waiting) < MAP_WINDOW:
-            batch = list(itertools.islice(inputs, min(BATCH_CALLS, MAP_WINDOW - len(waiting))))
-            exhausted = not batch
-            if batch:
-                waiting += await run_elsewhere(_submit_batch(client, preparer, settings, batch))
-        if not waiting:
-            return
-        head = waiting[0]
-        while head not in ended:
-            asked = [name for name in waiting[:MAP_WAIT_CALLS] if name not in ended]
-            answer = await run_elsewhere(client._wait_calls(asked, client.LONG_POLL_SECONDS))
-            ended.update({call["name"]: call.get("outcome") for call in answer["calls"]})
-        outcome = ended.pop(waiting.pop(0))
-        value: T = await run_elsewhere(wait_for_value(head, outcome or {}, client, None))
-        yield value
+class _MapUnderWay(Generic[T]):
+    """One `map`. Whoever iterates over it takes the inputs and unpickles the results; the rest is for the SDK's loop."""
 
+    def __init__(
+        self, client: OuterProductClient, fn: Callable[..., T], inputs: Iterator[tuple[Any, ...]], settings: _Settings
+    ) -> None:
+        self._client = client
+        self._fn = fn
+        self._preparer = FunctionPreparer(fn)
+        self._inputs = inputs
+        self._exhausted = False
+        self._settings = settings
+        self._waiting: deque[str] = deque()
+        """Names of Calls whose results were not taken yet, in input order."""
+        self._ended: dict[str, Message | None] = {}
+        """Outcomes of those among them that are known."""
 
-async def _submit_batch(
-    client: OuterProductClient, preparer: FunctionPreparer, settings: _Settings, batch: list[tuple[Any, ...]]
-) -> list[str]:
-    """Names of the Calls, in order."""
-    names: list[str] = []
-    specs: list[tuple[int, Message]] = []
-    size = 0
+    def is_done(self) -> bool:
+        """Whether every result was taken; true only after `take_batch` gave nothing."""
+        return not self._waiting
 
-    async def send() -> None:
-        handles = await client._submit(specs)
-        names.extend(handle.root_call.name if isinstance(handle, Run) else handle.name for handle in handles)
-        specs.clear()
+    def take_batch(self) -> list[tuple[int, PreparedCall]]:
+        """The next invocations with their child indices, as many as one request may have; empty when it is the
+        results' turn."""
+        batch: list[tuple[int, PreparedCall]] = []
+        size = 0
+        room = min(BATCH_CALLS, MAP_WINDOW - len(self._waiting))
+        while not self._exhausted and len(batch) < room and size < BATCH_BYTES:
+            args = next(self._inputs, None)
+            if args is None:
+                self._exhausted = True
+                break
+            prepared = self._preparer.prepare(args, {})
+            size += min(len(prepared.pickled_arguments), _wire.INLINE_BYTES)
+            size += min(len(prepared.pickled_function), _wire.INLINE_BYTES) + len(prepared.source_text)
+            batch.append((self._client._claim_child_index(), prepared))
+        return batch
 
-    for args in batch:
-        prepared = preparer.prepare(args, {})
-        index = client._claim_child_index() if client._attempt_name else 0
-        specs.append((index, await client._call_spec(settings, prepared)))
-        size += min(len(prepared.pickled_arguments), _wire.INLINE_BYTES)
-        size += min(len(prepared.pickled_function), _wire.INLINE_BYTES) + len(prepared.source_text)
-        if size > BATCH_BYTES:
-            await send()
-            size = 0
-    if specs:
-        await send()
-    return names
+    async def submit(self, batch: list[tuple[int, PreparedCall]]) -> None:
+        """Creates the Calls of a batch."""
+        await self._settings.complete(self._client, self._fn)
+        specs = [(index, await self._client._call_spec(self._settings, prepared)) for index, prepared in batch]
+        for handle in await self._client._submit(specs):
+            self._waiting.append(handle.root_call.name if isinstance(handle, Run) else handle.name)
+
+    async def next_outcome(self) -> StoredOutcome[T]:
+        """The outcome whose turn it is, once its Call has ended."""
+        name = self._waiting[0]
+        while name not in self._ended:
+            asked = [other for other in islice(self._waiting, MAP_WAIT_CALLS) if other not in self._ended]
+            answer = await self._client._wait_calls(asked, self._client.LONG_POLL_SECONDS)
+            self._ended.update({call["name"]: call.get("outcome") for call in answer["calls"]})
+        outcome = await fetch_outcome(self._ended[name], name, self._client._transport)
+        self._ended.pop(self._waiting.popleft())
+        return outcome
 
 
 def _settings(
@@ -639,6 +713,13 @@ def init(api_key: str | None = None, base_url: str | None = None) -> OuterProduc
     from outerproduct._grpc_transport import GrpcTransport
 
     return OuterProductClient(GrpcTransport(credentials.base_url, credentials.api_key))
+
+
+def _child_indices() -> ChildIndices:
+    # Only for containers: outside it may be an operating system that does not have what the module uses.
+    from outerproduct._child_indices import ChildIndices
+
+    return ChildIndices()
 
 
 _in_container: OuterProductClient | None = None

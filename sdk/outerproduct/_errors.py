@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 class OuterProductError(Exception):
@@ -46,8 +46,6 @@ class Failure:
     shm_bytes: int = 0
     oom_kills: int = 0
     node: str = ""
-    exception: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """Where the pickled exception is (a Payload in JSON form); empty without one."""
 
 
 class RunFailed(OuterProductError):

@@ -72,6 +72,10 @@ class GrpcTransport:
             if self._channel is None:
                 options = [
                     ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
+                    # Pages of Calls with their outcomes are larger than the 4 MiB that gRPC allows by default.
+                    ("grpc.max_receive_message_length", -1),
+                    # Without a bound gRPC itself waits up to two minutes before it connects again.
+                    ("grpc.max_reconnect_backoff_ms", int(LONGEST_PAUSE_SECONDS * 1000)),
                     # A channel of a forked child must not share the parent's connections.
                     ("grpc.use_local_subchannel_pool", 1),
                 ]

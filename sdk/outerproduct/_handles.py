@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from outerproduct import _outcome
-from outerproduct._blocking import Blocking, elsewhere
-from outerproduct._errors import RunFailed
+from outerproduct._blocking import Blocking, BlockingValue, elsewhere, run_blocking
+from outerproduct._outcome import StoredOutcome, fetch_outcome
 from outerproduct._statuses import ENDED, AttemptStatus, CallStatus, RunStatus
 from outerproduct._wire import Message, enum_of, time_of
 
@@ -69,10 +68,8 @@ class Attempt(Generic[T]):
         """The value. Raises RunFailed when it ended without one, RuntimeError when it has not ended."""
         if self._outcome is None:
             raise RuntimeError(f"{self.name} has not ended: it is {self.status}")
-        from outerproduct._blocking import run_blocking
-
-        value: T = run_blocking(_outcome.value_of(self._outcome, self.name, self._client._transport))
-        return value
+        stored: StoredOutcome[T] = run_blocking(fetch_outcome(self._outcome, self.name, self._client._transport))
+        return stored.value()
 
     def logs(self, *, follow: bool = False) -> Iterator[LogPiece]:
         """Its output so far; with `follow` until it ends."""
@@ -114,16 +111,15 @@ class Call(Generic[T]):
     async def _refresh(self) -> Call[T]:
         return call_of(await self._client._rpc("RunService/GetCall", {"name": self.name}), self._client)
 
-    async def _wait(self, timeout: float | None = None) -> T:
-        value: T = await wait_for_value(self.name, self._outcome, self._client, timeout)
-        return value
+    async def _wait(self, timeout: float | None = None) -> StoredOutcome[T]:
+        return await wait_for_outcome(self.name, self._outcome, self._client, timeout)
 
     async def _cancel(self) -> Call[T]:
         return call_of(await self._client._rpc("RunService/CancelCall", {"name": self.name}), self._client)
 
     refresh = Blocking(_refresh)
     """A new snapshot."""
-    wait = Blocking(_wait)
+    wait = BlockingValue(_wait)
     """The value. `timeout` in seconds: None waits for ever, 0 looks once. Raises TimeoutError when it has not ended by
     then (it goes on), RunFailed when it ended without a result."""
     cancel = Blocking(_cancel)
@@ -151,8 +147,6 @@ class Call(Generic[T]):
 
     def logs(self, *, follow: bool = False) -> Iterator[LogPiece]:
         """Output of its Attempts, one after another; with `follow` until it ends."""
-        from outerproduct._blocking import run_blocking
-
         seen = 0
         while True:
             call = self.refresh()
@@ -190,7 +184,7 @@ class Run(Generic[T]):
     async def _refresh(self) -> Run[T]:
         return run_of(await self._client._rpc("RunService/GetRun", {"name": self.name}), self._client)
 
-    async def _wait(self, timeout: float | None = None) -> T:
+    async def _wait(self, timeout: float | None = None) -> StoredOutcome[T]:
         return await self.root_call._wait(timeout)
 
     async def _cancel(self) -> Run[T]:
@@ -198,7 +192,7 @@ class Run(Generic[T]):
 
     refresh = Blocking(_refresh)
     """A new snapshot."""
-    wait = Blocking(_wait)
+    wait = BlockingValue(_wait)
     """The value of the root Call; see Call.wait."""
     cancel = Blocking(_cancel)
     """Asks for its end; harmless when it has ended."""
@@ -218,14 +212,16 @@ class Run(Generic[T]):
         return f"<Run {self.name}{label} {self.root_call.function} {self.status}{f': {reason}' if reason else ''}>"
 
 
-async def wait_for_value(name: str, outcome: Message | None, client: OuterProductClient, timeout: float | None) -> Any:
+async def wait_for_outcome(
+    name: str, outcome: Message | None, client: OuterProductClient, timeout: float | None
+) -> StoredOutcome[Any]:
     """Long polls, each as long as the server allows, until the Call has ended or the deadline has passed."""
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"timeout={timeout!r} must be a number of seconds, 0 or more, or None to wait for ever")
     if outcome is None:
-        if timeout is not None and timeout < 0:
-            raise ValueError(f"timeout={timeout!r} must be a number of seconds, 0 or more, or None to wait for ever")
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
-        while outcome is None:
+        while True:
             left = client.LONG_POLL_SECONDS if deadline is None else max(0.0, deadline - loop.time())
             answer = await client._wait_calls([name], min(left, client.LONG_POLL_SECONDS))
             if answer["calls"]:
@@ -236,9 +232,7 @@ async def wait_for_value(name: str, outcome: Message | None, client: OuterProduc
                 raise TimeoutError(
                     f"{name} has not ended after {timeout} s{f' ({reason})' if reason else ''}; it goes on"
                 )
-    if outcome is None:
-        raise RunFailed(f"{name} has ended, and its outcome is no longer stored")
-    return await _outcome.value_of(outcome, name, client._transport)
+    return await fetch_outcome(outcome, name, client._transport)
 
 
 def attempt_of(message: Message, client: OuterProductClient) -> Attempt[Any]:

@@ -21,8 +21,8 @@ from outerproduct._wire import CHUNK_BYTES, Message
 _LENGTHS = struct.Struct(">II")
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BODY_BYTES = 4 * 1024**2
-MAX_CONNECTIONS = 64
-"""Requests under way at once in one process; more wait for their turn."""
+MAX_CONNECTIONS = 200
+"""Requests under way at once in one process; more wait for their turn. The agent closes what is over 256."""
 RETRY_SECONDS = 20.0
 PAUSE_SECONDS = 0.2
 
@@ -93,29 +93,42 @@ class SocketTransport:
         while True:
             try:
                 return await loop.run_in_executor(self._in_this_process(), self._on_a_connection, exchange)
-            except (OSError, SchedulerUnavailable) as error:
+            except _Refused as refused:
+                if not isinstance(refused.error, SchedulerUnavailable):
+                    raise refused.error from None
+                unavailable = refused.error
+            except OSError as error:
                 # The agent may be starting again.
-                if not patient and loop.time() - started > RETRY_SECONDS:
-                    raise SchedulerUnavailable(f"The agent's socket {self._path} does not answer: {error}") from error
-                await asyncio.sleep(PAUSE_SECONDS)
+                unavailable = SchedulerUnavailable(f"The agent's socket {self._path} does not answer: {error}")
+            if not patient and loop.time() - started > RETRY_SECONDS:
+                raise unavailable
+            await asyncio.sleep(PAUSE_SECONDS)
 
     def _on_a_connection(self, exchange: Any) -> Any:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(self._path)
-            _send(connection, {"type": "hello", "protocol": 1, "role": "client"})
+            connection = self._connect()
         try:
             answer = exchange(connection)
-        except _Refused as refused:
+        except _Refused:
             self._idle.append(connection)
-            raise refused.error from None
+            raise
         except BaseException:
             connection.close()
             raise
         self._idle.append(connection)
         return answer
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(self._path)
+            _send(connection, {"type": "hello", "protocol": 1, "role": "client"})
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 class _Refused(Exception):

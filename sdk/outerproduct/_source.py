@@ -21,7 +21,8 @@ from types import ModuleType
 
 MAX_SOURCE_BYTES = 256 * 1024**2
 """Code is small. Data in a package's folder belongs into Image.add_local_dir, which is not sent with every change."""
-MAX_MOUNT_BYTES = 16 * 1024**3
+MAX_MOUNT_BYTES = 4 * 1024**3
+"""An archive is made in memory. More belongs into an Image or a shared file system."""
 LISTED_FILES = 5
 
 _NEVER = ("__pycache__", "*.pyc", "*.pyo", ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "node_modules")
@@ -92,6 +93,8 @@ def folder_archive(folder: Path) -> bytes:
             (Path(parent) / name, (Path(parent) / name).relative_to(folder).as_posix())
             for parent, _, names in os.walk(folder)
             for name in names
+            # Pipes and sockets have no content, and a link that leads nowhere is none.
+            if (Path(parent) / name).is_file()
         ),
         key=lambda pair: pair[1],
     )

@@ -1,1 +1,1 @@
-"""The command line `outerproduct`. Not mounted into containers."""
+"""The command `outerproduct`. `main.py` has the list of commands; each family is a module of its own."""

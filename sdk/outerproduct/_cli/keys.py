@@ -105,8 +105,7 @@ def _run(subject: str, arguments: list[str]) -> str:
     """What the scheduler's `keys` command prints. Raises CommandError with what it says otherwise."""
     done = subprocess.run(
         [sys.executable, "-m", SCHEDULER.module, "keys", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
     )

@@ -38,6 +38,8 @@ def logs(connection: Connection, name: str, output: str, *, follow: bool) -> Non
             else:
                 _show_call(connection, _call_name(connection, parsed), output, follow=follow)
     except KeyboardInterrupt:
+        if follow:
+            click.echo(f"\nIt runs on; `outerproduct cancel` ends it. {parsed}", err=True)
         sys.exit(EXIT_INTERRUPTED)
 
 

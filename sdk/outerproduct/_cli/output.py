@@ -17,7 +17,7 @@ import click
 if TYPE_CHECKING:
     from google.protobuf.message import Message
     from google.protobuf.timestamp_pb2 import Timestamp
-    from rich.console import Console
+    from rich.console import RenderableType
 
     from outerproduct.v1.resources_pb2 import ComputeResources, ComputeSpec
 
@@ -136,7 +136,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: st
         )
     for row in filled:
         table.add_row(*(Text(clean(cell), style=COLOURS.get(cell, "")) for cell in row))
-    _console().print(table)
+    _print(table)
 
 
 def print_card(title: str, facts: Iterable[tuple[str, str]]) -> None:
@@ -144,24 +144,28 @@ def print_card(title: str, facts: Iterable[tuple[str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = _console()
-    console.print(Text(clean(title), style="bold"))
+    _print(Text(clean(title), style="bold"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
         if value:
             table.add_row(Text(f"  {name}", style="dim"), Text(clean(value), style=COLOURS.get(value, "")))
-    console.print(table)
+    _print(table)
 
 
 def print_heading(text: str) -> None:
     from rich.text import Text
 
-    _console().print(Text(f"\n{clean(text)}", style="bold"))
+    _print(Text(f"\n{clean(text)}", style="bold"))
 
 
-def _console() -> Console:
+def _print(renderable: RenderableType) -> None:
+    """To stdout, without the blanks that rich puts behind the last column."""
     from rich.console import Console
 
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +15,6 @@ from outerproduct._cli.names import Kind, Name, parse_name
 
 if TYPE_CHECKING:
     from outerproduct.v1.call_pb2 import Call, Run
-    from outerproduct.v1.run_service_pb2 import ListRunsResponse
 
 DEFAULT_LIMIT = 20
 """About a screen."""
@@ -46,12 +46,8 @@ def call_status(call: Call) -> str:
 @with_scheduler
 def runs(connection: Connection, limit: int, output: str) -> None:
     """Lists Runs, newest first: one's own, or all with an operator's key."""
-    found: list[Run] = []
     with explained("the list of Runs"):
-        for page in pages(lambda token: _page(connection, min(limit - len(found), PAGE_SIZE), token)):
-            found += page.runs
-            if len(found) >= limit:
-                break
+        found = _newest(connection, limit)
     if output == "json":
         out.print_json({"runs": found})
         return
@@ -61,19 +57,24 @@ def runs(connection: Connection, limit: int, output: str) -> None:
             run.name.removeprefix("runs/"),
             out.one_line(run.display_name or run.root_call.function),
             run_status(run),
+            out.resources(run.root_call.compute),
             out.one_line(run.created_by),
             out.age(run.created_at, now),
             out.one_line(run.root_call.pending_reason or run.error_message),
         )
         for run in found
     ]
-    out.print_table(("RUN", "FUNCTION", "STATUS", "BY", "AGE>", "WHY"), rows, "No Runs yet.")
+    out.print_table(("RUN", "FUNCTION", "STATUS", "ASKED FOR", "BY", "AGE>", "WHY"), rows, "No Runs yet.")
 
 
-def _page(connection: Connection, page_size: int, token: str) -> ListRunsResponse:
+def _newest(connection: Connection, limit: int) -> list[Run]:
     from outerproduct.v1.run_service_pb2 import ListRunsRequest
 
-    return connection.call(connection.runs.ListRuns, ListRunsRequest(page_size=page_size, page_token=token))
+    def page(token: str) -> Any:
+        request = ListRunsRequest(page_size=min(limit, PAGE_SIZE), page_token=token)
+        return connection.call(connection.runs.ListRuns, request)
+
+    return list(islice((run for answer in pages(page) for run in answer.runs), limit))
 
 
 @click.command()
