@@ -590,7 +590,7 @@ class _MapMethod:
 
 
 class _MapUnderWay(Generic[T]):
-    """One `map`. Whoever iterates over it takes the inputs and unpickles the results; the rest is for the SDK's loop."""
+    """One `map`. Its iterator takes the inputs and unpickles the results; the rest is for the SDK's loop."""
 
     def __init__(
         self, client: OuterProductClient, fn: Callable[..., T], inputs: Iterator[tuple[Any, ...]], settings: _Settings

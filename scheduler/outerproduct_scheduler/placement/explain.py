@@ -95,7 +95,8 @@ def unsupported(spec: ComputeSpec, labels: Mapping[str, str], nodes: Nodes) -> U
     if spec.accelerator_count:
         offered = {name for node in labelled for name in node.capacity.accelerators}
         if not any(matches(spec.accelerator, name) for name in offered):
-            return Unsupported(f"{asked}: the nodes offer {_names(offered)}; ask for one of these")
+            instead = "ask for one of these" if offered else "leave gpu and gpu_type out, or add a node that has them"
+            return Unsupported(f"{asked}: the nodes offer {_names(offered)}; {instead}")
     nearest = min(labelled, key=lambda node: (_misses(shape, node), node.name))
     return Unsupported(f"{asked}: the nearest, {nearest.name}, has {', '.join(_missing(shape, nearest))}")
 
