@@ -48,7 +48,7 @@ def _load(config_file: Path | None, flags: dict[str, Any]) -> SchedulerConfig:
 @click.group(invoke_without_command=True)
 @_options
 @click.pass_context
-def main(context: click.Context, config_file: Path | None, **flags: Any) -> None:
+def main(context: click.Context, /, config_file: Path | None, **flags: Any) -> None:
     """Runs the scheduler until SIGTERM."""
     if context.invoked_subcommand is not None:
         return

@@ -54,9 +54,9 @@ class AgentGateway(agent_gateway_pb2_grpc.AgentGatewayServicer):
                 welcome=pb.Welcome(heartbeat_seconds=self._heartbeat_seconds, lease_seconds=self._lease_seconds)
             )
         )
-        await self._controller.connect(session, hello)
         reader = asyncio.create_task(self._read(session, request), name=f"agent-{hello.node}")
         try:
+            await self._controller.connect(session, hello)
             async for message in _outgoing(session, reader):
                 yield message
         finally:
@@ -66,7 +66,8 @@ class AgentGateway(agent_gateway_pb2_grpc.AgentGatewayServicer):
                 await reader
 
     async def _read(self, session: Session, requests: AsyncIterator[pb.AgentMessage]) -> None:
-        """Until the agent ends the stream."""
+        """Until the agent ends the stream. Nothing counts before its hello was taken up."""
+        await session.accepted.wait()
         async for message in requests:
             kind = message.WhichOneof("kind")
             if kind == "heartbeat":
@@ -103,16 +104,17 @@ class AgentGateway(agent_gateway_pb2_grpc.AgentGatewayServicer):
 async def _outgoing(session: Session, reader: asyncio.Task[None]) -> AsyncIterator[pb.SchedulerMessage]:
     """Messages for the agent, until its stream ends, fails or is replaced by a newer one."""
     closed = asyncio.create_task(session.closed.wait())
+    message = asyncio.create_task(session.outgoing.get())
     try:
         while True:
-            message = asyncio.create_task(session.outgoing.get())
             done, _ = await asyncio.wait({message, closed, reader}, return_when=asyncio.FIRST_COMPLETED)
-            if message in done:
-                yield message.result()
-                continue
-            message.cancel()
-            if reader in done:
-                reader.result()
-            return
+            if message not in done:
+                break
+            yield message.result()
+            message = asyncio.create_task(session.outgoing.get())
+        if reader.done():
+            reader.result()
     finally:
-        closed.cancel()
+        for task in (closed, message):
+            task.cancel()
+        await asyncio.gather(closed, message, return_exceptions=True)

@@ -56,12 +56,14 @@ class BlobStore:
                 async for chunk in chunks:
                     written += len(chunk)
                     if len(chunk) > CHUNK_BYTES or written > size_bytes:
-                        raise InvalidArgument(f"blob {sha256}: more than {size_bytes} bytes, or a chunk above 1 MiB")
+                        raise InvalidArgument(  # noqa: TRY301 - the clean-up below is for every way out
+                            f"blob {sha256}: more than {size_bytes} bytes, or a chunk above 1 MiB"
+                        )
                     digest.update(chunk)
                     await asyncio.to_thread(file.write, chunk)
                 if written != size_bytes or digest.hexdigest() != sha256:
-                    raise InvalidArgument(
-                        f"blob {sha256}: {written} bytes with digest {digest.hexdigest()} came, {size_bytes} were announced"
+                    raise InvalidArgument(  # noqa: TRY301
+                        f"blob {sha256}: {written} bytes with digest {digest.hexdigest()} came, {size_bytes} announced"
                     )
                 await asyncio.to_thread(_sync, file)
             await asyncio.to_thread(_publish, Path(temporary), target)

@@ -9,10 +9,11 @@ on disk. Who asks is checked by the services; which node is decided by placement
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 import structlog
@@ -31,9 +32,14 @@ from outerproduct_scheduler.store import AttemptRecord, CallRecord
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+P = ParamSpec("P")
+
 RESYNC_SECONDS = 5.0
 """Placement runs at least this often even without an event, so that a lost wake-up costs seconds and not for ever."""
 MONITOR_SECONDS = 1.0
+SILENT_SECONDS = 30.0
+"""Six missed heartbeats of the usual five seconds: the stream is open, and nobody speaks on it."""
 CANCEL_GRACE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL: enough to save a checkpoint on a local disk."""
 MAX_LIVE_CALLS = 1_000_000
@@ -52,6 +58,25 @@ class LiveCall:
     resubmit: asyncio.TimerHandle | None = None
     resubmit_at: float = 0.0
     last_failure: str = ""
+    declines: int = 0
+    """Assignments that nodes did not take, one after another."""
+    committed: bool = True
+    """Whether its newest Attempt is on disk, so that an agent may hear of it."""
+
+
+def uninterrupted(
+    method: Callable[Concatenate[Controller, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Controller, P], Coroutine[Any, Any, T]]:
+    """Decorator of a method that changes state: it is finished also when the client that asked goes away."""
+
+    async def wrapper(self: Controller, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        task = asyncio.create_task(method(self, *args, **kwargs))
+        self.unfinished.add(task)
+        task.add_done_callback(self.unfinished.discard)
+        return await asyncio.shield(task)
+
+    functools.update_wrapper(wrapper, method)
+    return wrapper
 
 
 class Controller:
@@ -76,6 +101,8 @@ class Controller:
         self._on_node: dict[str, set[CallKey]] = {}
         self._watchers: dict[CallKey, set[asyncio.Future[None]]] = {}
         self._wake = asyncio.Event()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.unfinished: set[asyncio.Task[Any]] = set()
         self.nodes: dict[str, NodeState] = {}
 
     # Start and background work.
@@ -102,6 +129,7 @@ class Controller:
                 drain_deadline=row.drain_deadline,
                 reason=row.reason,
                 last_seen=now,
+                heard=time.monotonic(),
             )
             self._node_changed(self.nodes[row.name])
         for record in calls:
@@ -126,6 +154,27 @@ class Controller:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._dispatch_loop(), name="dispatch")
             group.create_task(self._monitor_loop(), name="monitor")
+            group.create_task(self._until_a_write_fails(), name="writes")
+
+    async def _until_a_write_fails(self) -> None:
+        await self._failed
+
+    def _must(self, write: asyncio.Future[T], then: Callable[[], None] | None = None) -> asyncio.Future[T]:
+        """A write that follows from an accepted change. What depends on it happens after the commit, whoever waits;
+        when it fails, memory and disk differ, and the process ends to start again from the disk."""
+
+        def done(future: asyncio.Future[T]) -> None:
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                if then is not None:
+                    then()
+            elif not self._failed.done():
+                self._failed.set_exception(error)
+
+        write.add_done_callback(done)
+        return write
 
     async def _dispatch_loop(self) -> None:
         while True:
@@ -149,6 +198,9 @@ class Controller:
         for write in writes:
             await write
         for attempt in started:
+            live = self._live.get(attempt.key)
+            if live is not None and live.attempt is attempt:
+                live.committed = True
             log.info("attempt_assigned", attempt=attempt.name, node=attempt.node)
             self._send_assign(attempt)
 
@@ -166,6 +218,7 @@ class Controller:
             updated_at=now,
         )
         live.attempt = attempt
+        live.committed = False
         self._on_node.setdefault(attempt.node, set()).add(record.key)
         return attempt
 
@@ -174,7 +227,7 @@ class Controller:
         node = self.nodes.get(attempt.node)
         if live is None or live.attempt is not attempt or node is None or node.session is None:
             return  # It ended meanwhile, or the node is away: its next hello brings the assignment.
-        if attempt.status != pb.ATTEMPT_STATUS_PENDING:
+        if attempt.status != pb.ATTEMPT_STATUS_PENDING or not live.committed:
             return
         node.session.send(
             gateway_pb.SchedulerMessage(
@@ -195,15 +248,20 @@ class Controller:
             await asyncio.sleep(MONITOR_SECONDS)
             now = self._clock()
             for node in list(self.nodes.values()):
-                if node.session is None and not node.lost and now - node.last_seen > self._lost_seconds:
-                    self._node_lost(node, now)
+                silent_seconds = time.monotonic() - node.heard
+                if node.session is not None and silent_seconds > SILENT_SECONDS:
+                    log.warning("node_silent", node=node.name, seconds=round(silent_seconds))
+                    node.session.closed.set()
+                    self.disconnect(node.session)
+                if node.session is None and not node.lost and silent_seconds > self._lost_seconds:
+                    self._node_lost(node, silent_seconds)
                 if node.draining and node.drain_deadline and now > node.drain_deadline:
-                    node.drain_deadline = None
                     self._stop_drained(node)
                 self._node_changed(node)
 
     # What users ask for.
 
+    @uninterrupted
     async def create_runs(self, created_by: str, new: Sequence[run_service_pb2.NewRun]) -> list[pb.Run]:
         """Stores Runs and answers them; a known request_id with the same spec answers the Run that there is."""
         for entry in new:
@@ -211,6 +269,7 @@ class Controller:
                 raise InvalidArgument(f"request_id={entry.request_id[:80]!r} must be a UUID in lower case")
             self._check(entry.spec)
         self._check_room(len(new))
+        self._database.check_room()
         keys = [CallKey(entry.request_id, names.ROOT_CALL) for entry in new]
         known = {record.key: record for record in await self._database.read(lambda c: store.get_calls(c, keys))}
         now = self._clock()
@@ -220,7 +279,7 @@ class Controller:
         for key, entry in zip(keys, new, strict=True):
             live = self._live.get(key)
             existing = live.record if live else known.get(key)
-            digest = store.spec_digest(entry.spec)
+            digest = store.run_digest(entry.spec)
             if existing is not None:
                 if existing.created_by != created_by or existing.digest != digest:
                     raise Conflict(f"request_id={key.run_id} stands for another Run already: make a new UUID for each")
@@ -230,10 +289,11 @@ class Controller:
             live = self._live[key] = LiveCall(record)
             fresh.append(live)
             answers.append(record)
-            writes.append(self._database.write(lambda c, r=record: store.insert_run(c, r)))
+            writes.append(self._database.write(functools.partial(store.insert_run, root=record)))
         await self._commit_new(fresh, writes)
         return [store.run_message(record, self.message_of(record)) for record in answers]
 
+    @uninterrupted
     async def create_calls(self, attempt_name: str, new: Sequence[run_service_pb2.NewCall]) -> list[pb.Call]:
         """Child Calls of an Attempt. At an index where its Call has a child already, that one is answered, unless it
         failed in an earlier Attempt: then it starts again."""
@@ -265,8 +325,8 @@ class Controller:
                 if newest.digest != digest:
                     raise Conflict(
                         f"child {entry.child_index} of {parent_key.name} is {newest.spec.function.qualified_name} with "
-                        f"other arguments or another function than {entry.spec.function.qualified_name} now: a function "
-                        "that is repeated must create the same Calls in the same order"
+                        f"other arguments or another function than {entry.spec.function.qualified_name} now: a "
+                        "function that is repeated must create the same Calls in the same order"
                     )
                 if newest.parent_attempt == number or newest.status in {
                     pb.CALL_STATUS_COMPLETED,
@@ -290,7 +350,7 @@ class Controller:
             parent.children.add(key)
             fresh.append(live)
             answers.append(record)
-            writes.append(self._database.write(lambda c, r=record: store.insert_call(c, r)))
+            writes.append(self._database.write(functools.partial(store.insert_call, call=record)))
         await self._commit_new(fresh, writes)
         return [self.message_of(record) for record in answers]
 
@@ -337,6 +397,8 @@ class Controller:
             key = live.record.parent
         compute = spec.compute
         for node in self.nodes.values():
+            if node.lost or any(node.labels.get(name) != value for name, value in spec.node_labels.items()):
+                continue
             above = held.get(node.name, [])
             types = accelerators.matching(compute.accelerator, node.capacity.accelerators)
             fits_gpus = not compute.accelerator_count or any(
@@ -352,8 +414,8 @@ class Controller:
                 return
         raise Unsupported(
             f"{spec.function.qualified_name} asks for {_text(compute)}, and no node has that left beside the Calls "
-            f"that wait for it ({parent_key.name} and those above it): it would wait for ever. Ask for less, or let the "
-            "parent ask for less."
+            f"that wait for it ({parent_key.name} and those above it): it would wait for ever. Ask for less, or let "
+            "the parent ask for less."
         )
 
     def _live_attempt(self, key: CallKey, number: int) -> LiveCall:
@@ -383,9 +445,8 @@ class Controller:
         if live.attempt is None:
             if live.resubmit is not None:
                 wait = max(0.0, live.resubmit_at - now)
-                return (
-                    f"Attempt {live.record.attempt_count} failed ({live.last_failure}); the next starts in {wait:.0f} s"
-                )
+                number = live.record.attempt_count
+                return f"Attempt {number} failed ({live.last_failure}); the next starts in {wait:.0f} s"
             if live.record.status != pb.CALL_STATUS_RUNNING:
                 return ""
             return self._placement.pending_reason(live.record.key.name, now)
@@ -415,7 +476,7 @@ class Controller:
         while True:
             ended = [key for key in keys if key not in self._live]
             if ended:
-                return await self._database.read(lambda c: store.get_calls(c, ended))
+                return await self._database.read(functools.partial(store.get_calls, keys=ended))
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0 or not await self._watch(keys, left):
                 return []
@@ -442,6 +503,7 @@ class Controller:
 
     # Cancellation.
 
+    @uninterrupted
     async def cancel(self, key: CallKey, message: str) -> None:
         """Asks for the end of a Call and its descendants; harmless when it has ended."""
         for write in self._cancel(key, pb.FAILURE_KIND_CANCELLED, message):
@@ -464,9 +526,7 @@ class Controller:
                 if attempt.status != pb.ATTEMPT_STATUS_CANCELLING:
                     attempt.status = states.next_attempt_status(attempt.status, pb.ATTEMPT_STATUS_CANCELLING)
                     attempt.updated_at = self._clock()
-                write = self._save(record, attempt)
-                write.add_done_callback(lambda done: None if done.exception() else self._send_cancel(attempt))
-                writes.append(write)
+                writes.append(self._save(record, attempt, lambda: self._send_cancel(attempt)))
         for child in list(live.children):
             writes += self._cancel(child, kind, message)
         return writes
@@ -493,10 +553,16 @@ class Controller:
 
     # What agents say.
 
+    @uninterrupted
     async def connect(self, session: Session, hello: gateway_pb.Hello) -> None:
-        """A node is (again) there. What it holds and what it should hold are brought together."""
+        """A node is (again) there. What it holds and what it should hold are brought together.
+
+        Raises Conflict when another machine is there under the same name.
+        """
         now = self._clock()
         node = self.nodes.setdefault(hello.node, NodeState(hello.node))
+        if node.session is not None and node.boot_id != hello.boot_id:
+            raise Conflict(f"another machine is connected as node {hello.node!r}: give this one its own node_name")
         if node.session is not None:
             node.session.closed.set()
         node.session = session
@@ -507,9 +573,12 @@ class Controller:
         node.agent_labels = dict(hello.labels)
         node.not_ready_reason = hello.not_ready_reason
         node.last_seen = now
+        node.heard = time.monotonic()
         node.lost = False
+        node.told_to_stop.clear()
         await self._save_node(node)
         self._reconcile(node, session, {held.name for held in hello.held}, now)
+        session.accepted.set()
         self._node_changed(node)
         self._wake.set()
         log.info("node_connected", node=node.name, held=len(hello.held), version=hello.version)
@@ -543,6 +612,7 @@ class Controller:
         if node is not None and node.session is session:
             node.session = None
             node.last_seen = self._clock()
+            node.heard = time.monotonic()
             self._node_changed(node)
             log.warning("node_disconnected", node=node.name)
 
@@ -551,6 +621,7 @@ class Controller:
         if node is None or node.session is not session:
             return
         node.last_seen = self._clock()
+        node.heard = time.monotonic()
         if heartbeat.HasField("capacity"):
             node.capacity = heartbeat.capacity
             node.gpus = list(heartbeat.gpus)
@@ -577,6 +648,9 @@ class Controller:
         attempt.container_id = update.container_id or attempt.container_id
         attempt.detail = update.detail
         if update.status in states.ATTEMPT_ENDS:
+            if update.outcome.failure.kind not in retry.BLAME:
+                # A kind that only a newer agent knows.
+                update.outcome.failure.kind = pb.FAILURE_KIND_UNSPECIFIED
             return self._end_attempt(live, update.outcome, never_started=update.never_started)
         if update.status == pb.ATTEMPT_STATUS_RUNNING and attempt.started_at is None:
             self._started(live, attempt, now)
@@ -598,7 +672,8 @@ class Controller:
     def _end_attempt(self, live: LiveCall, outcome: pb.Outcome, *, never_started: bool) -> asyncio.Future[Any]:
         """An Attempt has ended: its resources come back, its children are cancelled, its Call ends or goes on."""
         attempt, record = live.attempt, live.record
-        assert attempt is not None
+        if attempt is None:
+            raise states.IllegalTransition(f"{record.key.name} has no Attempt that could end")
         now = self._clock()
         succeeded = outcome.WhichOneof("kind") == "result"
         if not never_started and attempt.started_at is None:
@@ -626,7 +701,7 @@ class Controller:
             "attempt_ended",
             attempt=attempt.name,
             node=attempt.node,
-            status=pb.AttemptStatus.Name(attempt.status),
+            status=pb.AttemptStatus.Name(pb.AttemptStatus.ValueType(attempt.status)),
             failure=None if succeeded else pb.FailureKind.Name(outcome.failure.kind),
         )
         if succeeded:
@@ -648,13 +723,14 @@ class Controller:
             failure.kind,
             never_started=never_started,
             started_attempts=record.started_attempts,
-            failures_before_start=record.failures_before_start,
+            failures_before_start=max(record.failures_before_start, live.declines),
             max_attempts=record.spec.retry_strategy.max_attempts,
         )
         if again is None:
             return self._end_call(live, outcome, pb.CALL_STATUS_FAILED, attempt)
         if again.counts:
             record.failures_before_start += 1
+        live.declines = live.declines + 1 if failure.kind == pb.FAILURE_KIND_DECLINED else 0
         if again.avoid_node:
             record.avoid_nodes |= {attempt.node}
         record.updated_at = self._clock()
@@ -684,9 +760,7 @@ class Controller:
         record.outcome = outcome
         record.error_message = outcome.failure.message
         record.finished_at = record.updated_at = now
-        write = self._save(record, attempt)
-        write.add_done_callback(lambda done: None if done.exception() else self._forget(record))
-        return write
+        return self._save(record, attempt, lambda: self._forget(record))
 
     def _forget(self, record: CallRecord) -> None:
         """The end is committed: the Call leaves the memory, and those who wait for it are woken."""
@@ -707,9 +781,9 @@ class Controller:
         self._placement.set_node(node.name, node.offered(), node.condition(self._clock()), node.labels)
         self._wake.set()
 
-    def _node_lost(self, node: NodeState, now: float) -> None:
+    def _node_lost(self, node: NodeState, away_seconds: float) -> None:
         node.lost = True
-        log.error("node_lost", node=node.name, seconds=round(now - node.last_seen))
+        log.warning("node_lost", node=node.name, seconds=round(away_seconds))
         for key in list(self._on_node.get(node.name, ())):
             live = self._live.get(key)
             if live is None or live.attempt is None:
@@ -717,8 +791,8 @@ class Controller:
             failure = pb.Failure(
                 kind=pb.FAILURE_KIND_NODE_LOST,
                 message=(
-                    f"{node.name} was lost: its agent has not been connected for {now - node.last_seen:.0f} s. Its work "
-                    "may still have had effects there."
+                    f"{node.name} was lost: its agent has not been connected for {away_seconds:.0f} s. Its work may "
+                    "still have had effects there."
                 ),
                 node=node.name,
             )
@@ -729,12 +803,14 @@ class Controller:
     def _stop_drained(self, node: NodeState) -> None:
         for key in self._on_node.get(node.name, ()):
             live = self._live.get(key)
-            if live and live.attempt and node.session:
+            if live and live.attempt and node.session and live.attempt.name not in node.told_to_stop:
+                node.told_to_stop.add(live.attempt.name)
                 self._tell_to_stop(
                     node.session, live.attempt.name, pb.FAILURE_KIND_NODE_LOST, f"{node.name} was drained"
                 )
 
-    async def change_node(self, name: str, **changes: Any) -> NodeState:
+    @uninterrupted
+    async def change_node(self, /, name: str, **changes: Any) -> NodeState:
         """Sets fields of a node (cordoned, draining, ...), stores and applies them. Raises NotFound."""
         node = self.node(name)
         for field_name, value in changes.items():
@@ -804,9 +880,12 @@ class Controller:
             store.insert_attempt(connection, attempt, attempt_values)
             store.save_call(connection, record, call_values)
 
-        return self._database.write(write)
+        return self._must(self._database.write(write))
 
-    def _save(self, record: CallRecord, attempt: AttemptRecord | None) -> asyncio.Future[None]:
+    def _save(
+        self, record: CallRecord, attempt: AttemptRecord | None, then: Callable[[], None] | None = None
+    ) -> asyncio.Future[None]:
+        """Writes both; `then` runs after the commit."""
         call_values = store.changing_call(record)
         attempt_values = store.changing_attempt(attempt) if attempt is not None else None
 
@@ -815,7 +894,7 @@ class Controller:
                 store.save_attempt(connection, attempt, attempt_values)
             store.save_call(connection, record, call_values)
 
-        return self._database.write(write)
+        return self._must(self._database.write(write), then)
 
     async def _save_node(self, node: NodeState) -> None:
         values = {
@@ -835,7 +914,7 @@ class Controller:
             if connection.execute(sa.update(table).where(table.c.name == node.name).values(values)).rowcount == 0:
                 connection.execute(sa.insert(table).values(name=node.name, **values))
 
-        await self._database.write(write)
+        await self._must(self._database.write(write))
 
 
 def _compute(spec: pb.CallSpec) -> ComputeSpec:

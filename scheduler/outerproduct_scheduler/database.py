@@ -19,10 +19,13 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
+from outerproduct_scheduler.errors import TooMuch
+
 T = TypeVar("T")
 
-MAX_WAITING_WRITES = 10_000
-"""Beyond it callers wait before they are queued: memory is bounded, and gRPC pushes back."""
+MAX_WAITING_WRITES = 20_000
+"""Beyond it new work is refused (`check_room`). Writes that follow from what was accepted are never refused, and are
+bounded by it: the queue itself must not block the event loop."""
 MAX_GROUP = 500
 """Writes in one commit."""
 BUSY_SECONDS = 30
@@ -73,7 +76,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self._engine = make_engine(url)
         migrate(self._engine)
-        self._writes: queue.Queue[tuple[Operation, asyncio.Future[Any]] | None] = queue.Queue(MAX_WAITING_WRITES)
+        self._writes: queue.SimpleQueue[tuple[Operation, asyncio.Future[Any]] | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(READERS, "database-reader")
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self._loop.create_future()
@@ -89,6 +92,11 @@ class Database:
         future: asyncio.Future[T] = self._loop.create_future()
         self._writes.put((operation, future))
         return future
+
+    def check_room(self) -> None:
+        """Raises TooMuch when the database does not keep up: new work must wait."""
+        if self._writes.qsize() > MAX_WAITING_WRITES:
+            raise TooMuch(f"{self._writes.qsize()} writes wait for the database: try again in a moment")
 
     async def read(self, operation: Callable[[sa.Connection], T]) -> T:
         """Runs the operation on a snapshot."""

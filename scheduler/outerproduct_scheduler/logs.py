@@ -57,7 +57,9 @@ class LogStore:
         key, number = names.parse_attempt(attempt)
         return self._folder / key.run_id[:2] / key.run_id / f"{key.call_id}-{number}.log"
 
-    async def append(self, attempt: str, stream: int, offset: int, data: bytes, dropped: int, last: bool) -> int:
+    async def append(  # noqa: PLR0917 - the fields of one chunk
+        self, attempt: str, stream: int, offset: int, data: bytes, dropped: int, last: bool
+    ) -> int:
         """Stores what is new of a piece; the position up to which everything is here."""
         log = await self._log(attempt)
         if offset + dropped + len(data) > log.received and not log.ended:

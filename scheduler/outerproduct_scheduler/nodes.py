@@ -31,6 +31,7 @@ class Session:
         self.node = node
         self.outgoing: asyncio.Queue[agent_gateway_pb2.SchedulerMessage] = asyncio.Queue(MAX_QUEUED_MESSAGES)
         self.closed = asyncio.Event()
+        self.accepted = asyncio.Event()
 
     def send(self, message: agent_gateway_pb2.SchedulerMessage) -> None:
         try:
@@ -57,6 +58,11 @@ class NodeState:
     not_ready_reason: str = ""
     session: Session | None = None
     last_seen: float = 0.0
+    """By the wall clock, for people."""
+    heard: float = 0.0
+    """By the monotonic clock, which leases are decided by: the wall clock may jump."""
+    told_to_stop: set[str] = field(default_factory=set)
+    """Attempts that were asked to stop since the drain's deadline passed."""
     lost: bool = False
     failures_in_a_row: int = 0
     quarantined_until: float = 0.0

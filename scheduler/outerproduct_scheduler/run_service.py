@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from outerproduct.v1 import call_pb2, run_service_pb2, run_service_pb2_grpc
 from outerproduct_scheduler import names, store
@@ -21,6 +23,9 @@ from outerproduct_scheduler.store import CallRecord
 MAX_BATCH = 1000
 MAX_WAIT_SECONDS = 60.0
 SHOWN_WAITING = 10
+MAX_ANSWER_BYTES = 2 * 1024**2
+
+M = TypeVar("M", bound=Message)
 LOG_LOOK_SECONDS = 5.0
 """A follower looks this often whether its Attempt has ended without a last piece of output (a lost node)."""
 
@@ -68,13 +73,13 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         creator = None if identity.role is Role.OPERATOR else identity.name
         limit = page_size(request.page_size)
         before = from_token(request.page_token, (float, str))
-        roots = await self._database.read(
-            lambda c: store.list_roots(c, creator, before, limit)  # type: ignore[arg-type]
-        )
+        roots = await self._database.read(lambda c: store.list_roots(c, creator, before, limit))
         roots = [self._controller.live_record(root.key) or root for root in roots]
+        runs = _as_many_as_fit([store.run_message(root, self._controller.message_of(root)) for root in roots])
+        last = roots[len(runs) - 1] if runs else None
+        more = len(runs) < len(roots) or len(roots) == limit
         return run_service_pb2.ListRunsResponse(
-            runs=[store.run_message(root, self._controller.message_of(root)) for root in roots],
-            next_page_token=to_token(roots[-1].created_at, roots[-1].key.run_id) if len(roots) == limit else "",
+            runs=runs, next_page_token=to_token(last.created_at, last.key.run_id) if last and more else ""
         )
 
     @unary
@@ -103,13 +108,13 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             parent_id = parent.call_id
         limit = page_size(request.page_size)
         after = from_token(request.page_token, (float, str))
-        found = await self._database.read(
-            lambda c: store.list_calls(c, run_id, parent_id, after, limit)  # type: ignore[arg-type]
-        )
+        found = await self._database.read(lambda c: store.list_calls(c, run_id, parent_id, after, limit))
         found = [self._controller.live_record(record.key) or record for record in found]
+        calls = _as_many_as_fit([self._controller.message_of(record) for record in found])
+        last = found[len(calls) - 1] if calls else None
+        more = len(calls) < len(found) or len(found) == limit
         return run_service_pb2.ListCallsResponse(
-            calls=[self._controller.message_of(record) for record in found],
-            next_page_token=to_token(found[-1].created_at, found[-1].key.call_id) if len(found) == limit else "",
+            calls=calls, next_page_token=to_token(last.created_at, last.key.call_id) if last and more else ""
         )
 
     @unary
@@ -131,7 +136,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         keys = [names.parse_call(name) for name in request.names]
         await self._check_all(keys)
         ended = await self._controller.wait(keys, request.timeout_seconds)
-        response = run_service_pb2.WaitCallsResponse(calls=[record.message() for record in ended])
+        response = run_service_pb2.WaitCallsResponse(calls=_as_many_as_fit([record.message() for record in ended]))
         for key in keys:
             live = self._controller.live_record(key)
             if live is not None and len(response.waiting) < SHOWN_WAITING:
@@ -161,11 +166,12 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         position = from_token(request.page_token, (int,))
         after = position[0] if position else 0
         found = await self._database.read(lambda c: store.list_attempts(c, key, after, limit))
+        attempts = _as_many_as_fit(
+            [(self._controller.live_attempt_record(key, attempt.number) or attempt).message() for attempt in found]
+        )
+        more = len(attempts) < len(found) or len(found) == limit
         return run_service_pb2.ListAttemptsResponse(
-            attempts=[
-                (self._controller.live_attempt_record(key, attempt.number) or attempt).message() for attempt in found
-            ],
-            next_page_token=to_token(found[-1].number) if len(found) == limit else "",
+            attempts=attempts, next_page_token=to_token(attempts[-1].number) if attempts and more else ""
         )
 
     @streaming
@@ -188,6 +194,8 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
                         dropped_bytes=piece.dropped_bytes,
                     )
             if over or not request.follow:
+                if not self._controller.attempt_runs(request.attempt):
+                    self._logs.forget(request.attempt)
                 return
             try:
                 async with asyncio.timeout(LOG_LOOK_SECONDS):
@@ -222,6 +230,16 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             record = found.get(key)
             if record is None or not may_see(identity, key.run_id, record.created_by):
                 raise NotFound(f"{key.name} does not exist")
+
+
+def _as_many_as_fit(messages: list[M]) -> list[M]:
+    """The first messages of a page, at least one: results travel in them, and gRPC bounds an answer to 4 MiB."""
+    size = 0
+    for count, message in enumerate(messages):
+        size += message.ByteSize()
+        if size > MAX_ANSWER_BYTES and count:
+            return messages[:count]
+    return messages
 
 
 def _check_batch(field: str, count: int) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import functools
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import structlog
@@ -22,7 +27,7 @@ from outerproduct.v1 import (
     run_service_pb2_grpc,
 )
 from outerproduct_scheduler.agent_gateway import AgentGateway
-from outerproduct_scheduler.auth import Authenticator, AuthInterceptor, load_secret
+from outerproduct_scheduler.auth import Authenticator, AuthInterceptor, attempt_token, load_secret
 from outerproduct_scheduler.blob_service import BlobService
 from outerproduct_scheduler.blobs import BlobStore
 from outerproduct_scheduler.config import SchedulerConfig
@@ -61,12 +66,32 @@ OPTIONS = [
 async def serve(config: SchedulerConfig) -> None:
     """Runs until SIGTERM or SIGINT, or until a part dies: then it raises what killed it."""
     config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _only_one(config.data_dir):
+        await _serve(config)
+
+
+@contextlib.contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    """Two schedulers on one database would each have half of the truth in memory."""
+    with (data_dir / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(
+                f"another scheduler works in data_dir={data_dir}: stop it, or give this one its own"
+            ) from None
+        yield
+
+
+async def _serve(config: SchedulerConfig) -> None:
     database = Database(config.url)
     blobs = BlobStore(config.data_dir / "blobs")
     logs = LogStore(config.data_dir / "logs")
     secret = await load_secret(database)
-    authenticator = Authenticator(database, secret, lambda attempt: controller.attempt_runs(attempt))
-    controller = Controller(database, blobs, authenticator.attempt_token, lost_seconds=config.node_lost_seconds)
+    controller = Controller(
+        database, blobs, functools.partial(attempt_token, secret), lost_seconds=config.node_lost_seconds
+    )
+    authenticator = Authenticator(database, secret, controller.attempt_runs)
     await controller.load()
 
     server = grpc.aio.server(interceptors=[AuthInterceptor(authenticator)], options=OPTIONS)
@@ -120,13 +145,14 @@ async def _until_stopped(controller: Controller, database: Database) -> None:
         loop.add_signal_handler(number, stop.set)
     stopping = asyncio.create_task(stop.wait(), name="stop")
     working = asyncio.create_task(controller.run(), name="controller")
-    done, _ = await asyncio.wait({stopping, working, database.failed}, return_when=asyncio.FIRST_COMPLETED)
+    ends: set[asyncio.Future[Any]] = {stopping, working, database.failed}
+    done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for task in (stopping, working):
         task.cancel()
     await asyncio.gather(stopping, working, return_exceptions=True)
-    for task in done:
-        if task is not stopping:
-            task.result()
+    for end in done:
+        if end is not stopping:
+            end.result()
 
 
 def database_kind(config: SchedulerConfig) -> str:

@@ -65,12 +65,20 @@ RUN_OF_CALL: Mapping[int, int] = {
 def next_attempt_status(current: int, following: int) -> int:
     """`following`, if it may come after `current`. Raises IllegalTransition."""
     if following not in ATTEMPT_TRANSITIONS[current]:
-        raise IllegalTransition(f"Attempt: {pb.AttemptStatus.Name(current)} → {pb.AttemptStatus.Name(following)}")
+        raise IllegalTransition(f"Attempt: {_attempt(current)} → {_attempt(following)}")
     return following
 
 
 def next_call_status(current: int, following: int) -> int:
     """`following`, if it may come after `current`. Raises IllegalTransition."""
     if following not in CALL_TRANSITIONS[current]:
-        raise IllegalTransition(f"Call: {pb.CallStatus.Name(current)} → {pb.CallStatus.Name(following)}")
+        raise IllegalTransition(f"Call: {_call(current)} → {_call(following)}")
     return following
+
+
+def _attempt(status: int) -> str:
+    return pb.AttemptStatus.Name(pb.AttemptStatus.ValueType(status))
+
+
+def _call(status: int) -> str:
+    return pb.CallStatus.Name(pb.CallStatus.ValueType(status))

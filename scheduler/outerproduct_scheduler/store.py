@@ -143,6 +143,11 @@ def spec_digest(spec: pb.CallSpec) -> str:
     return hashlib.sha256(b"".join(part.SerializeToString(deterministic=True) for part in parts)).hexdigest()
 
 
+def run_digest(spec: pb.CallSpec) -> str:
+    """Of a whole spec: whether a repeated request is the same."""
+    return hashlib.sha256(spec.SerializeToString(deterministic=True)).hexdigest()
+
+
 def insert_run(connection: sa.Connection, root: CallRecord) -> None:
     connection.execute(
         sa.insert(schema.runs).values(

@@ -25,6 +25,18 @@ def local_file() -> Path:
     return Path(state) / "outerproduct" / "local.json"
 
 
+def _left_by_up() -> dict[str, str]:
+    try:
+        left = json.loads(local_file().read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RuntimeError(f"{local_file()} can not be read: {error}. Start `outerproduct up` again.") from error
+    if not isinstance(left, dict):
+        raise RuntimeError(f"{local_file()} does not hold a JSON object. Start `outerproduct up` again.")
+    return left
+
+
 def find_credentials(api_key: str | None = None, base_url: str | None = None) -> Credentials:
     """Arguments, else OUTERPRODUCT_API_KEY and OUTERPRODUCT_BASE_URL, else what `outerproduct up` left.
 
@@ -33,12 +45,7 @@ def find_credentials(api_key: str | None = None, base_url: str | None = None) ->
     api_key = api_key or os.environ.get("OUTERPRODUCT_API_KEY")
     base_url = base_url or os.environ.get("OUTERPRODUCT_BASE_URL")
     if not (api_key and base_url):
-        try:
-            left = json.loads(local_file().read_text())
-        except FileNotFoundError:
-            left = {}
-        except (OSError, ValueError) as error:
-            raise RuntimeError(f"{local_file()} can not be read: {error}. Start `outerproduct up` again.") from error
+        left = _left_by_up()
         # The key that was left is for the address that was left, and for no other.
         if not base_url or base_url == left.get("base_url"):
             api_key = api_key or left.get("api_key")

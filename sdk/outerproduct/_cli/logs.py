@@ -84,7 +84,8 @@ def _show_attempt(connection: Connection, name: str, output: str, *, follow: boo
     connection.call(connection.runs.GetAttempt, GetAttemptRequest(name=name))
     for piece in connection.transport.read_logs({"attempt": name, "follow": follow}):
         if output == "json":
-            out.print_json_line(ReadLogsResponse(**piece))
+            # The transport keeps next_offset to itself: 0 would be wrong.
+            out.print_json_line(ReadLogsResponse(**piece), with_defaults=False)
             continue
         if piece["dropped_bytes"]:
             click.echo(f"\n[{piece['dropped_bytes']} bytes of output were dropped here]", err=True)

@@ -64,3 +64,7 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
 )
 def main(**_: Any) -> None:
     """Run Python functions on your own GPU machines."""
+
+
+if __name__ == "__main__":
+    main()

@@ -105,19 +105,19 @@ def print_json(value: Message | Mapping[str, Message | Sequence[Message]]) -> No
     click.echo(json.dumps(_jsonable(value), indent=2, ensure_ascii=False))
 
 
-def print_json_line(value: Message) -> None:
+def print_json_line(value: Message, *, with_defaults: bool = True) -> None:
     """The same on one line, for streams."""
-    click.echo(json.dumps(_jsonable(value), ensure_ascii=False))
+    click.echo(json.dumps(_jsonable(value, with_defaults=with_defaults), ensure_ascii=False))
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: Any, *, with_defaults: bool = True) -> Any:
     from google.protobuf.json_format import MessageToDict
 
     if isinstance(value, Mapping):
         return {name: _jsonable(item) for name, item in value.items()}
     if isinstance(value, Sequence):
         return [_jsonable(item) for item in value]
-    return MessageToDict(value, always_print_fields_with_no_presence=True)
+    return MessageToDict(value, always_print_fields_with_no_presence=with_defaults)
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:

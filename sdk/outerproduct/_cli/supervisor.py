@@ -66,18 +66,19 @@ class Supervisor:
         self._children: list[Child] = []
         self._lock_fd = lock_fd
         self._verbose = verbose
-        self._signal = asyncio.Event()
-        self._second_signal = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._followers: list[asyncio.Task[None]] = []
 
     def handle_signals(self) -> None:
-        """SIGINT, SIGTERM and SIGHUP (the terminal was closed) ask for the end; a second one for a quick one."""
+        """SIGINT, SIGTERM and SIGHUP (the terminal was closed) ask for the end. Each further one kills the child that
+        is being stopped."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        (self._second_signal if self._signal.is_set() else self._signal).set()
+        (self._hurry if self._stop.is_set() else self._stop).set()
 
     async def start(
         self, name: str, module: str, arguments: Sequence[str], log_path: Path, stop_seconds: float
@@ -112,7 +113,7 @@ class Supervisor:
     async def until(self, work: Coroutine[object, object, T]) -> T:
         """The result of `work`, unless a child ends (ChildEnded) or a signal comes (Stopped) before."""
         task = asyncio.create_task(work, name="work")
-        stopping = asyncio.create_task(self._signal.wait(), name="signal")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
         try:
             await asyncio.wait(
                 {task, stopping, *(child.ended for child in self._children)}, return_when=asyncio.FIRST_COMPLETED
@@ -135,20 +136,24 @@ class Supervisor:
     async def stop(self) -> list[str]:
         """Stops the children, the one that was started last first; the names of those that had to be killed."""
         killed = []
-        hurry = asyncio.create_task(self._second_signal.wait(), name="second signal")
         for child in reversed(self._children):
             if not child.ended.done():
                 child.process.terminate()
-                await asyncio.wait(
-                    {child.ended, hurry}, timeout=child.stop_seconds, return_when=asyncio.FIRST_COMPLETED
-                )
+                await self._stopped_or_hurried(child)
             if not child.ended.done():
                 child.process.kill()
                 await child.ended
                 killed.append(child.name)
-        hurry.cancel()
-        await asyncio.gather(hurry, *self._followers, return_exceptions=True)
+        await asyncio.gather(*self._followers, return_exceptions=True)
         return killed
+
+    async def _stopped_or_hurried(self, child: Child) -> None:
+        """Returns when the child has ended, its time is over, or a further signal asks not to wait for it."""
+        hurry = asyncio.create_task(self._hurry.wait(), name="hurry")
+        await asyncio.wait({child.ended, hurry}, timeout=child.stop_seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        await asyncio.gather(hurry, return_exceptions=True)
+        self._hurry.clear()
 
 
 async def _follow(name: str, log_path: Path, ended: asyncio.Task[int]) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import shlex
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outerproduct._cli.errors import EXIT_FAILED, CommandError
+from outerproduct._cli.output import clean, resources
 from outerproduct._cli.servers import AGENT, SCHEDULER, require
 from outerproduct._cli.supervisor import ChildEnded, Stopped, Supervisor, describe_exit
 from outerproduct._credentials import local_file
@@ -43,6 +45,8 @@ SCHEDULER_STOP_SECONDS = 15.0
 KEY_SECONDS = 60.0
 """How long making a key may take: it creates the database at the first start."""
 RPC_SECONDS = 10.0
+PATIENCE_SECONDS = 2.0
+"""How long the node may wait for something before it is mentioned: most reasons at a start pass at once."""
 POLL_SECONDS = 0.1
 """Between two looks at the list of nodes, which has no notification."""
 
@@ -216,25 +220,28 @@ async def _node_ready(settings: Settings, key: str) -> Node:
 
     request = node_service_pb2.ListNodesRequest(include_unavailable=True)
     metadata = (("authorization", f"Bearer {key}"),)
-    shown = ""
+    loop = asyncio.get_running_loop()
+    reason, since, shown = "", loop.time(), ""
     async with grpc.aio.insecure_channel(settings.address, _CHANNEL_OPTIONS) as channel:
         stub = node_service_pb2_grpc.NodeServiceStub(channel)
         while True:
             try:
-                nodes = (await stub.ListNodes(request, metadata=metadata, timeout=RPC_SECONDS)).nodes
+                answer = await stub.ListNodes(request, metadata=metadata, timeout=RPC_SECONDS)
             except grpc.aio.AioRpcError as error:
+                # That it has died is for the supervisor to notice.
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise _start_error(settings, error) from None
-                await asyncio.sleep(POLL_SECONDS)
-                continue
-            for node in nodes:
+                answer = node_service_pb2.ListNodesResponse()
+            for node in answer.nodes:
                 if node.status.condition == node_service_pb2.NODE_CONDITION_READY:
                     return node
-                # Not connected yet is how every start begins.
-                waits = node.status.condition != node_service_pb2.NODE_CONDITION_UNREACHABLE
-                if waits and node.status.reason != shown:
-                    shown = node.status.reason
-                    click.echo(f"waiting for node {node.name}: {shown}", err=True)
+                # That the agent is not connected yet is how every start begins.
+                connected = node.status.condition != node_service_pb2.NODE_CONDITION_UNREACHABLE
+                if connected and node.status.reason != reason:
+                    reason, since = node.status.reason, loop.time()
+            if reason != shown and loop.time() - since > PATIENCE_SECONDS:
+                shown = reason
+                click.echo(f"waiting for the node: {clean(reason)}", err=True)
             await asyncio.sleep(POLL_SECONDS)
 
 
@@ -258,14 +265,21 @@ def _start_error(settings: Settings, error: grpc.aio.AioRpcError) -> CommandErro
 
 
 def _make_private(folder: Path) -> None:
-    """Makes a folder that only its owner can enter; its keys and results are nobody else's business."""
+    """Makes the folder for its owner only: keys and results are nobody else's business. One that is there already, and
+    open to others, is refused and not changed, since it may be theirs as well."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)
+        mode = stat.S_IMODE(folder.stat().st_mode)
     except OSError as error:
         raise CommandError(
             "the data folder can not be made", str(error), "choose another one with --data-dir"
         ) from error
+    if mode & 0o077:
+        raise CommandError(
+            "the data folder is open to other users",
+            f"{folder} has mode {mode:04o}",
+            f"chmod 700 {shlex.quote(str(folder))}, or choose another one with --data-dir",
+        )
 
 
 @contextlib.contextmanager
@@ -383,12 +397,10 @@ def _announced(settings: Settings, key: str) -> Iterator[None]:
 
 
 def _ready_message(settings: Settings, node: Node) -> str:
-    from outerproduct._cli.output import resources
-
     python = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
     key_file = shlex.quote(str(settings.key_file("user")))
     return f"""\
-Ready. Node {node.name} offers {resources(node.total_resources)}.
+Ready. Node {clean(node.name)} offers {resources(node.total_resources)}.
 
 In Python, on this machine:
     import outerproduct as op

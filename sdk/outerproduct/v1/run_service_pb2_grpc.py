@@ -169,7 +169,8 @@ class RunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WaitCalls(self, request, context):
-        """Answers as soon as one of the Calls has ended, with all that have, or with none after `timeout_seconds`.
+        """Answers as soon as one of the Calls has ended, with those that have (as many as fit into 2 MiB, at least one), or
+        with none after `timeout_seconds`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

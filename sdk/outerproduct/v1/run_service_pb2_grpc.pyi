@@ -375,7 +375,9 @@ class RunServiceStub(typing.Generic[_RunServiceGetMeType, _RunServiceCreateRunsT
     """Asks for the end of a Call and of its descendants; harmless when it has ended."""
 
     WaitCalls: _RunServiceWaitCallsType
-    """Answers as soon as one of the Calls has ended, with all that have, or with none after `timeout_seconds`."""
+    """Answers as soon as one of the Calls has ended, with those that have (as many as fit into 2 MiB, at least one), or
+    with none after `timeout_seconds`.
+    """
 
     GetAttempt: _RunServiceGetAttemptType
 
@@ -519,7 +521,9 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: outerproduct.v1.run_service_pb2.WaitCallsRequest,
         context: _ServicerContext,
     ) -> typing.Union[outerproduct.v1.run_service_pb2.WaitCallsResponse, collections.abc.Awaitable[outerproduct.v1.run_service_pb2.WaitCallsResponse]]:
-        """Answers as soon as one of the Calls has ended, with all that have, or with none after `timeout_seconds`."""
+        """Answers as soon as one of the Calls has ended, with those that have (as many as fit into 2 MiB, at least one), or
+        with none after `timeout_seconds`.
+        """
 
     @abc.abstractmethod
     def GetAttempt(

@@ -5,9 +5,11 @@ Calls end as soon as they are created, unless their test holds them; their funct
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import importlib
+import inspect
 import pickle
 import threading
 import traceback
@@ -41,6 +43,10 @@ class Refused(Exception):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
 
 
 def _rpc(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,6 +238,8 @@ class FakeScheduler(
         outcome = call_pb2.Outcome()
         try:
             value = target(*args, **kwargs)
+            if inspect.isawaitable(value):
+                value = asyncio.run(_awaited(value))
         except Exception as error:
             outcome.failure.kind = call_pb2.FAILURE_KIND_EXCEPTION
             outcome.failure.message = str(error)

@@ -94,7 +94,7 @@ def test_who_gets_its_client(
 
 @pytest.mark.parametrize(
     ("fn", "args"),
-    [(programs.add, ()), (programs.add, (1, 2, 3, 4)), (programs.named_client, (1, 2)), (programs.annotated, ())],
+    [(programs.add, (1, 2, 3, 4)), (programs.named_client, (1, 2)), (programs.annotated, ())],
 )
 def test_arguments_that_fit_neither_way_are_refused(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError, match=r"do not fit tests\.unit\.sdk\.programs:"):
@@ -117,7 +117,7 @@ def test_an_argument_that_can_not_be_pickled_is_named(
 def test_a_captured_variable_that_can_not_be_pickled_is_named() -> None:
     guard = threading.Lock()
     with pytest.raises(TypeError, match="guard"):
-        FunctionPreparer(lambda: guard.locked())
+        FunctionPreparer(lambda: (guard, 1))
 
 
 def test_previews_name_the_parameters_and_stand_any_repr() -> None:

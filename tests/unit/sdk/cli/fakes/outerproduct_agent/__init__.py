@@ -1,0 +1,1 @@
+"""An agent as far as `outerproduct up` looks at it. See __main__.py."""

@@ -1,0 +1,1 @@
+"""A scheduler as far as `outerproduct up` looks at it. See __main__.py."""
