@@ -633,7 +633,7 @@ class Controller:
         try:
             key, number = names.parse_attempt(update.attempt)
         except InvalidArgument:
-            log.error("update_malformed", node=session.node, attempt=update.attempt[:200])
+            log.warning("update_malformed", node=session.node, attempt=update.attempt[:200])
             return None
         live = self._live.get(key)
         attempt = live.attempt if live else None

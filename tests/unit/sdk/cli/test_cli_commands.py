@@ -6,19 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from fake_scheduler import KEY, FakeScheduler
 
 from outerproduct import __version__
 from outerproduct._cli.main import COMMANDS, main
 from outerproduct.v1 import call_pb2, node_service_pb2, resources_pb2, run_service_pb2
-
-if TYPE_CHECKING:
-    from conftest import FakeScheduler
-else:
-    FakeScheduler = Any
 
 RUN = "runs/3f0c9f1e-5f3a-4b55-9c3f-0a1b2c3d4e5f"
 CALL = f"{RUN}/calls/0"
@@ -320,33 +316,41 @@ def test_no_scheduler_configured_is_exit_code_3_and_says_what_to_start() -> None
     assert "outerproduct up" in result.stderr
 
 
-@pytest.mark.usefixtures("no_credentials")
 def test_what_up_has_left_is_found(scheduler: FakeScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTERPRODUCT_BASE_URL")
     monkeypatch.delenv("OUTERPRODUCT_API_KEY")
     left = tmp_path / "outerproduct" / "local.json"
     left.parent.mkdir()
-    left.write_text(json.dumps({"base_url": scheduler.base_url, "api_key": "key-of-the-test"}))
+    left.write_text(json.dumps({"base_url": scheduler.base_url, "api_key": KEY}))
     assert invoke("nodes").exit_code == 0
 
 
 @pytest.mark.usefixtures("no_credentials")
-def test_an_address_that_is_none_is_exit_code_2() -> None:
-    assert invoke("nodes", "--base-url", "localhost:50051").exit_code in {2, 3}
+def test_an_address_without_a_scheme_is_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    result = invoke("nodes", "--base-url", "localhost:50051", "--api-key-file", str(tmp_path / "key"))
+    assert result.exit_code == 2
+    assert "http://127.0.0.1:50051" in result.stderr
+
+
+@pytest.mark.usefixtures("no_credentials")
+def test_a_key_file_that_can_not_be_read_is_exit_code_2(tmp_path: Path) -> None:
+    assert invoke("nodes", "--api-key-file", str(tmp_path / "none")).exit_code == 2
 
 
 # --- servers, keys
 
 
-@pytest.mark.parametrize("command", ["up", "scheduler", "agent"])
+@pytest.mark.parametrize(
+    ("command", "extras"), [("up", "scheduler,agent"), ("scheduler", "scheduler"), ("agent", "agent")]
+)
 def test_a_server_whose_package_is_missing_names_the_extra(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, extras: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    result = invoke(*([command, "--data-dir", str(tmp_path)] if command == "up" else [command]))
+    result = invoke(command)
     assert result.exit_code == 1
-    assert "pip install 'outerproduct-onprem[" in result.stderr
-    assert command in result.stderr or command == "up"
+    assert f"pip install 'outerproduct-onprem[{extras}]'" in result.stderr
 
 
 def test_keys_are_made_listed_and_revoked_in_the_schedulers_folder(tmp_path: Path) -> None:
