@@ -54,7 +54,11 @@ def main(config_file: Path | None, **flags: Any) -> None:
     except (OSError, ValueError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_CONFIGURATION)
-    renderer = structlog.processors.JSONRenderer() if config.log_format == "json" else structlog.dev.ConsoleRenderer()
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if config.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -53,7 +53,11 @@ def main(context: click.Context, /, config_file: Path | None, **flags: Any) -> N
     if context.invoked_subcommand is not None:
         return
     config = _load(config_file, flags)
-    renderer = structlog.processors.JSONRenderer() if config.log_format == "json" else structlog.dev.ConsoleRenderer()
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if config.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

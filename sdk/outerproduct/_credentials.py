@@ -33,7 +33,7 @@ def _left_by_up() -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise RuntimeError(f"{local_file()} can not be read: {error}. Start `outerproduct up` again.") from error
     if not isinstance(left, dict):
-        raise RuntimeError(f"{local_file()} does not hold a JSON object. Start `outerproduct up` again.")
+        raise RuntimeError(f"{local_file()} does not hold a JSON object. Start `outerproduct up` again.")  # noqa: TRY004
     return left
 
 

@@ -49,8 +49,9 @@ class FunctionPreparer:
         self._pickled = b""
         self._modules = frozenset({str(fn.__module__)})
         if self.by_value:
-            self._pickled = _serialization.dumps(fn, f"fn={self.name}", _captured(fn))
-            self._modules = frozenset(_serialization.mentioned_modules(self._pickled))
+            pickled = _serialization.dumps(fn, f"fn={self.name}", _captured(fn))
+            self._pickled = pickled.data
+            self._modules = pickled.modules | _serialization.mentioned_modules(pickled.data)
         self._source_text = _source_text(fn)
         self._archives: dict[frozenset[str], bytes] = {}
 
@@ -65,8 +66,8 @@ class FunctionPreparer:
             by_value=self.by_value,
             wants_client=wants,
             pickled_function=self._pickled,
-            pickled_arguments=arguments,
-            source=self._archive(self._modules | _serialization.mentioned_modules(arguments)),
+            pickled_arguments=arguments.data,
+            source=self._archive(self._modules | arguments.modules),
             source_text=self._source_text,
             previews=_previews(self._fn, args, kwargs, wants),
         )

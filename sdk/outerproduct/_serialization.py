@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import pickle
 import pickletools
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 
-def dumps(value: object, what: str, parts: Mapping[str, object]) -> bytes:
-    """cloudpickle. Raises TypeError that names the part (an argument, a captured variable) that can not travel."""
+@dataclass(frozen=True)
+class Pickled:
+    """A value as bytes."""
+
+    data: bytes
+    modules: frozenset[str]
+    """Names of the modules of all functions and classes in it, and of modules that it holds."""
+
+
+@functools.cache
+def _recording_pickler() -> Any:
     import cloudpickle
 
+    class RecordingPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def __init__(self, file: io.BytesIO) -> None:
+            super().__init__(file, protocol=pickle.DEFAULT_PROTOCOL)
+            self.modules: set[str] = set()
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, (type, FunctionType, BuiltinFunctionType)):
+                self.modules.add(str(obj.__module__))
+            elif isinstance(obj, ModuleType):
+                self.modules.add(obj.__name__)
+            return super().reducer_override(obj)
+
+    return RecordingPickler
+
+
+def dumps(value: object, what: str, parts: Mapping[str, object]) -> Pickled:
+    """cloudpickle. Raises TypeError that names the part (an argument, a captured variable) that can not travel."""
+    buffer = io.BytesIO()
+    pickler = _recording_pickler()(buffer)
     try:
-        data: bytes = cloudpickle.dumps(value, protocol=pickle.DEFAULT_PROTOCOL)
+        pickler.dump(value)
     except Exception as error:
         culprits = [name for name, part in parts.items() if not _can_travel(part)]
         where = f" ({', '.join(culprits)})" if culprits else ""
@@ -22,7 +54,7 @@ def dumps(value: object, what: str, parts: Mapping[str, object]) -> bytes:
             f"{what}{where} can not be pickled: {error}. Open files, locks, connections and running generators can "
             "not travel: create them inside the function, or pass what is needed to create them."
         ) from error
-    return data
+    return Pickled(buffer.getvalue(), frozenset(pickler.modules))
 
 
 def _can_travel(value: object) -> bool:
@@ -36,8 +68,8 @@ def _can_travel(value: object) -> bool:
 
 
 def mentioned_modules(data: bytes) -> set[str]:
-    """Names of loaded modules that a pickle may need: every string in it that is one. More than needed does no
-    harm, since only local modules are sent along."""
+    """Names of loaded modules that a pickled function may need: every string in it that is one, so that an import in
+    its body counts. More than needed does no harm, since only local modules are sent along."""
     return {text for text in _strings(data) if text in sys.modules}
 
 

@@ -1,13 +1,14 @@
 """Archives of local code and files: the same content gives the same bytes, so it is uploaded once.
 
-Which of the imported modules are local, which files of them travel, and how the archive is made. What was found is
-kept by nobody here.
+Which of the imported modules are local, which files of them travel, and how the archive is made. Every submission looks
+at the files again, and reads those that have changed since the last one.
 """
 
 from __future__ import annotations
 
 import ast
 import fnmatch
+import functools
 import gzip
 import io
 import os
@@ -16,6 +17,7 @@ import sys
 import sysconfig
 import tarfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +26,9 @@ MAX_SOURCE_BYTES = 256 * 1024**2
 MAX_MOUNT_BYTES = 4 * 1024**3
 """An archive is made in memory. More belongs into an Image or a shared file system."""
 LISTED_FILES = 5
+REMEMBERED_FILES = 4096
+REMEMBERED_ARCHIVES = 4
+"""Sources of a few programs' worth of functions: a loop of `run` reads each file once."""
 
 _NEVER = ("__pycache__", "*.pyc", "*.pyo", ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "node_modules")
 _NEVER_TOO = (".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".ipynb_checkpoints", "*.egg-info")
@@ -59,22 +64,40 @@ def local_roots(module_names: Iterable[str]) -> dict[str, ModuleType]:
         found[name] = module
         for path, _ in _files_of(module):
             if path.suffix == ".py":
-                waiting |= _imported_names(path)
+                waiting |= _imported_names(_seen(path, ""))
     return found
 
 
-def _imported_names(path: Path) -> set[str]:
+@dataclass(frozen=True)
+class _SeenFile:
+    """A file as it was when it was looked at; equal as long as it has not been touched."""
+
+    path: Path
+    arcname: str
+    size_bytes: int
+    modified_nanoseconds: int
+    changed_nanoseconds: int
+    """Of its inode, so a file that was replaced by an older one counts too."""
+
+
+def _seen(path: Path, arcname: str) -> _SeenFile:
+    found = path.stat()
+    return _SeenFile(path, arcname, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=REMEMBERED_FILES)
+def _imported_names(file: _SeenFile) -> frozenset[str]:
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(file.path.read_bytes())
     except (SyntaxError, ValueError):
-        return set()  # Not code of this Python; if it matters, the import in the container says so.
+        return frozenset()  # Not code of this Python; if it matters, the import in the container says so.
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
-    return names
+    return frozenset(names)
 
 
 def source_archive(roots: dict[str, ModuleType]) -> bytes:
@@ -83,7 +106,12 @@ def source_archive(roots: dict[str, ModuleType]) -> bytes:
         ((path, arcname) for module in roots.values() for path, arcname in _files_of(module)), key=lambda pair: pair[1]
     )
     _check_size(files, MAX_SOURCE_BYTES, f"The source of {', '.join(sorted(roots))}", "Image.add_local_dir")
-    return _archive(files)
+    return _remembered_archive(tuple(_seen(path, arcname) for path, arcname in files))
+
+
+@functools.lru_cache(maxsize=REMEMBERED_ARCHIVES)
+def _remembered_archive(files: tuple[_SeenFile, ...]) -> bytes:
+    return _archive([(file.path, file.arcname) for file in files])
 
 
 def folder_archive(folder: Path) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import reveal_type
+
 import outerproduct as op
 
 client = op.init()

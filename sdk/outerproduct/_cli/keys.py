@@ -19,9 +19,9 @@ import click
 
 from outerproduct._cli import output as out
 from outerproduct._cli._connection import with_output
+from outerproduct._cli.data_folder import default_data_dir, scheduler_dir
 from outerproduct._cli.errors import CommandError, WrongUsage
 from outerproduct._cli.servers import SCHEDULER, require
-from outerproduct._cli.up import default_data_dir
 
 ROLES = ("user", "operator", "agent")
 
@@ -33,7 +33,7 @@ def _with_database(command: Callable[..., None]) -> Callable[..., None]:
         "--data-dir",
         type=click.Path(path_type=Path, file_okay=False),
         envvar="OUTERPRODUCT_SCHEDULER_DATA_DIR",
-        default=lambda: default_data_dir() / "scheduler",
+        default=lambda: scheduler_dir(default_data_dir()),
         show_default="that of `outerproduct up`",
         help="The scheduler's data folder.",
     )

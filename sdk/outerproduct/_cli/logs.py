@@ -63,8 +63,6 @@ def _show_call(connection: Connection, name: str, output: str, *, follow: bool) 
                 click.echo(f"==> {call.latest_attempt}", err=True)
             shown = call.latest_attempt
             _show_attempt(connection, shown, output, follow=follow)
-            if follow:
-                continue
         over = call.status not in {CALL_STATUS_RUNNING, CALL_STATUS_CANCELLING}
         if over or not follow:
             if not shown:

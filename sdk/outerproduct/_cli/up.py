@@ -1,23 +1,18 @@
 """`outerproduct up`: scheduler and agent of one machine in the foreground, on the loopback interface only.
 
-It prepares a data folder and keys, starts both as processes, tells the SDK where they are, and stops them. What a
-scheduler or an agent does is theirs alone.
+It starts both as processes, tells the SDK where they are, and stops them. What is in the data folder is
+`data_folder.py`'s business, how processes live and die `supervisor.py`'s, and what a scheduler or an agent does theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import getpass
 import json
 import os
 import shlex
 import socket
-import stat
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outerproduct._cli.data_folder import (
+    default_data_dir,
+    key_file,
+    key_of,
+    locked,
+    make_private,
+    scheduler_dir,
+    user_name,
+    write_private,
+)
 from outerproduct._cli.errors import EXIT_FAILED, CommandError
 from outerproduct._cli.output import clean, resources
 from outerproduct._cli.servers import AGENT, SCHEDULER, require
@@ -42,8 +47,6 @@ AGENT_STOP_SECONDS = 60.0
 """How long the agent may take to stop its containers: their grace period, then the kill and the removal of each."""
 SCHEDULER_STOP_SECONDS = 15.0
 """How long the scheduler may take to answer what is under way and to close its database."""
-KEY_SECONDS = 60.0
-"""How long making a key may take: it creates the database at the first start."""
 RPC_SECONDS = 10.0
 PATIENCE_SECONDS = 2.0
 """How long the node may wait for something before it is mentioned: most reasons at a start pass at once."""
@@ -65,19 +68,6 @@ class Settings:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
-
-    @property
-    def scheduler_dir(self) -> Path:
-        return self.data_dir / "scheduler"
-
-    def key_file(self, owner: str) -> Path:
-        return self.data_dir / "keys" / owner
-
-
-def default_data_dir() -> Path:
-    """${XDG_DATA_HOME:-~/.local/share}/outerproduct"""
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(data) / "outerproduct"
 
 
 PORT = click.IntRange(1, 65535)
@@ -110,12 +100,12 @@ def up(
         )
     require(SCHEDULER, AGENT)
     settings = Settings(data_dir.absolute(), port, agent_port, gpus, reserve_cpus, verbose)
-    _make_private(settings.data_dir)
-    with _locked(settings.data_dir) as lock_fd:
+    make_private(settings.data_dir)
+    with locked(settings.data_dir) as lock_fd:
         _check_port_free(port, "--port")
         _check_port_free(agent_port, "--agent-port")
-        key = _key(settings, "user", _user_name(), "operator")
-        _key(settings, "agent", "agent", "agent")
+        key = key_of(settings.data_dir, "user", user_name(), "operator")
+        key_of(settings.data_dir, "agent", "agent", "agent")
         asyncio.run(_run(settings, key, lock_fd))
 
 
@@ -128,7 +118,7 @@ async def _run(settings: Settings, key: str, lock_fd: int) -> None:
             await supervisor.start(
                 "scheduler",
                 SCHEDULER.module,
-                ["--listen", settings.address, "--data-dir", str(settings.scheduler_dir)],
+                ["--listen", settings.address, "--data-dir", str(scheduler_dir(settings.data_dir))],
                 settings.data_dir / "scheduler.log",
                 SCHEDULER_STOP_SECONDS,
             )
@@ -172,7 +162,7 @@ def _agent_arguments(settings: Settings) -> list[str]:
         *("--scheduler", settings.address),
         *("--listen", f"127.0.0.1:{settings.agent_port}"),
         *("--data-dir", str(settings.data_dir / "agent")),
-        *("--token-file", str(settings.key_file("agent"))),
+        *("--token-file", str(key_file(settings.data_dir, "agent"))),
         "--stop-attempts-on-exit",
     ]
     if settings.gpus is not None:
@@ -249,58 +239,17 @@ def _start_error(settings: Settings, error: grpc.aio.AioRpcError) -> CommandErro
     import grpc
 
     if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        key_path = key_file(settings.data_dir, "user")
         return CommandError(
             "the scheduler does not know the key of this data folder",
-            f"{settings.key_file('user')} and the database in {settings.scheduler_dir} do not belong together",
-            f"delete the folder {settings.key_file('user').parent}, and start `outerproduct up` again",
+            f"{key_path} and the database in {scheduler_dir(settings.data_dir)} do not belong together",
+            f"delete the folder {key_path.parent}, and start `outerproduct up` again",
         )
     return CommandError(
         "the scheduler does not list its nodes",
         f"{error.code().name}: {error.details()}",
         f"see {settings.data_dir / 'scheduler.log'}",
     )
-
-
-# --- the data folder
-
-
-def _make_private(folder: Path) -> None:
-    """Makes the folder for its owner only: keys and results are nobody else's business. One that is there already, and
-    open to others, is refused and not changed, since it may be theirs as well."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mode = stat.S_IMODE(folder.stat().st_mode)
-    except OSError as error:
-        raise CommandError(
-            "the data folder can not be made", str(error), "choose another one with --data-dir"
-        ) from error
-    if mode & 0o077:
-        raise CommandError(
-            "the data folder is open to other users",
-            f"{folder} has mode {mode:04o}",
-            f"chmod 700 {shlex.quote(str(folder))}, or choose another one with --data-dir",
-        )
-
-
-@contextlib.contextmanager
-def _locked(data_dir: Path) -> Iterator[int]:
-    """Holds the folder's lock; gives its file descriptor, to be inherited by all that use the folder."""
-    descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode().strip()
-            raise CommandError(
-                "another `outerproduct up` uses this data folder, or has not stopped completely yet",
-                f"{data_dir}, used by process {holder}",
-                "use the one that runs, stop it, or give this one another --data-dir, --port and --agent-port",
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _check_port_free(port: int, flag: str) -> None:
@@ -317,67 +266,6 @@ def _check_port_free(port: int, flag: str) -> None:
             ) from None
 
 
-def _write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read, all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-# --- keys
-
-
-def _user_name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # Neither an entry in the password file nor a variable, as in many containers.
-        return f"uid-{os.getuid()}"
-
-
-def _key(settings: Settings, owner: str, name: str, role: str) -> str:
-    """The key in the data folder; made by the scheduler's own command at the first start."""
-    path = settings.key_file(owner)
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        pass
-    create = ("create", "--name", name, "--role", role)
-    made = _keys_command(settings, *create)
-    # A start that was killed before it stored the key has left one that nobody knows.
-    if made.returncode != 0 and _keys_command(settings, "revoke", name).returncode == 0:
-        made = _keys_command(settings, *create)
-    if made.returncode != 0:
-        raise CommandError(
-            f"the key of the {owner} can not be made in {settings.scheduler_dir}",
-            made.stderr.strip() or describe_exit(made.returncode),
-            "remove the cause, or start with an empty --data-dir",
-        )
-    key = made.stdout.strip()
-    _write_private(path, f"{key}\n")
-    return key
-
-
-def _keys_command(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", SCHEDULER.module, "keys", *arguments, "--data-dir", str(settings.scheduler_dir)]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=KEY_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise CommandError(
-            f"making a key took more than {KEY_SECONDS:.0f} seconds",
-            shlex.join(command),
-            f"see whether the disk of {settings.scheduler_dir} answers, and start `outerproduct up` again",
-        ) from None
-
-
 # --- what the user sees
 
 
@@ -386,7 +274,7 @@ def _announced(settings: Settings, key: str) -> Iterator[None]:
     """The file by which the SDK finds the scheduler, for as long as it runs."""
     path = local_file()
     text = json.dumps({"base_url": f"http://{settings.address}", "api_key": key})
-    _write_private(path, text)
+    write_private(path, text)
     try:
         yield
     finally:
@@ -398,7 +286,7 @@ def _announced(settings: Settings, key: str) -> Iterator[None]:
 
 def _ready_message(settings: Settings, node: Node) -> str:
     python = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-    key_file = shlex.quote(str(settings.key_file("user")))
+    key_path = shlex.quote(str(key_file(settings.data_dir, "user")))
     return f"""\
 Ready. Node {clean(node.name)} offers {resources(node.total_resources)}.
 
@@ -413,7 +301,7 @@ In Python, on this machine:
 
 In another terminal:
     outerproduct nodes
-    grpcurl -plaintext -H "authorization: Bearer $(cat {key_file})" \\
+    grpcurl -plaintext -H "authorization: Bearer $(cat {key_path})" \\
         {settings.address} outerproduct.v1.NodeService/ListNodes
 
 Logs: {settings.data_dir}/scheduler.log, {settings.data_dir}/agent.log

@@ -229,6 +229,19 @@ def test_an_uncaught_sigterm_is_an_exception_that_the_caller_can_rebuild(agent: 
     assert type(cloudpickle.loads(data)) is KeyboardInterrupt
 
 
+def test_an_async_function_cleans_up_after_sigterm(agent: FakeAgent) -> None:
+    (agent.source / "module.py").write_text(
+        "import asyncio\nasync def f():\n    print('up', flush=True)\n    try: await asyncio.sleep(600)\n"
+        "    finally: print('saved', flush=True)"
+    )
+    agent.start()
+    agent.give_call()
+    assert agent.read_output(3) == b"up\n"
+    agent.terminate()
+    assert agent.read_output(6) == b"saved\n"
+    assert agent.take_outcome()[0]["exception_type"] == "builtins.KeyboardInterrupt"
+
+
 def test_sigterm_while_the_outcome_is_brought_does_not_lose_it(agent: FakeAgent) -> None:
     (agent.source / "module.py").write_text("def f(): return 'kept'")
     agent.start()

@@ -21,7 +21,7 @@ def image() -> op.Image:
 
 @pytest.fixture
 def scheduler() -> Iterator[FakeScheduler]:
-    fake = FakeScheduler()
+    fake = FakeScheduler()  # type: ignore[abstract]
     fake.start()
     yield fake
     fake.stop()
@@ -36,7 +36,7 @@ def client(scheduler: FakeScheduler) -> Iterator[OuterProductClient]:
 
 @pytest.fixture
 def agent_socket(tmp_path: Path) -> Iterator[FakeAgentSocket]:
-    fake = FakeAgentSocket(tmp_path / "agent.sock", FakeScheduler())
+    fake = FakeAgentSocket(tmp_path / "agent.sock", FakeScheduler())  # type: ignore[abstract]
     fake.start()
     yield fake
     fake.stop()

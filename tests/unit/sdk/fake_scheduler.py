@@ -79,6 +79,13 @@ class FakeScheduler(
         self.uploads: list[str] = []
         self.refusals: list[Refused] = []
         """Answered to the next CreateRuns, one each."""
+        self.lost_answers = 0
+        """Answers of CreateRuns that still get lost: it has happened, and the caller does not know."""
+        self.log_pieces: list[bytes] = []
+        self.broken_log_streams = 0
+        """Streams of ReadLogs that still end after one piece."""
+        self.largest_page = 2
+        """Runs in one answer; small, so that several are needed."""
         self.waits = 0
         self.held: set[str] = set()
         """Qualified names of functions that do not end by themselves."""
@@ -138,6 +145,9 @@ class FakeScheduler(
                 self._runs[new.request_id] = new
                 self._create(f"{name}/calls/root", new.spec)
             answer.runs.append(self._run(name))
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise Refused("UNAVAILABLE", "the connection was lost")
         return answer
 
     def create_calls(self, request: run_service_pb2.CreateCallsRequest) -> run_service_pb2.CreateCallsResponse:
@@ -158,7 +168,7 @@ class FakeScheduler(
     def list_runs(self, request: run_service_pb2.ListRunsRequest) -> run_service_pb2.ListRunsResponse:
         names = [f"runs/{run_id}" for run_id in reversed(self._runs)]
         start = int(request.page_token or 0)
-        end = start + min(request.page_size or 100, 2)  # small pages, so that several are needed
+        end = start + min(request.page_size or 100, self.largest_page)
         return run_service_pb2.ListRunsResponse(
             runs=[self._run(name) for name in names[start:end]],
             next_page_token=str(end) if end < len(names) else "",
@@ -168,6 +178,27 @@ class FakeScheduler(
         if request.name not in self._calls:
             raise Refused("NOT_FOUND", f"there is no {request.name}")
         return self._calls[request.name]
+
+    def cancel_run(self, request: run_service_pb2.CancelRunRequest) -> call_pb2.Run:
+        call = self._calls[f"{request.name}/calls/root"]
+        call.status = call_pb2.CALL_STATUS_CANCELLED
+        call.outcome.failure.kind = call_pb2.FAILURE_KIND_CANCELLED
+        call.outcome.failure.message = "cancelled by alice"
+        return self._run(request.name)
+
+    def list_calls(self, request: run_service_pb2.ListCallsRequest) -> run_service_pb2.ListCallsResponse:
+        calls = [call for call in self._calls.values() if call.run == request.run]
+        return run_service_pb2.ListCallsResponse(calls=[c for c in calls if c.parent_call == request.parent_call])
+
+    def list_attempts(self, request: run_service_pb2.ListAttemptsRequest) -> run_service_pb2.ListAttemptsResponse:
+        call = self._calls[request.call]
+        attempt = call_pb2.Attempt(name=f"{call.name}/attempts/1", call=call.name, number=1, node="gpu-1")
+        attempt.status = call_pb2.ATTEMPT_STATUS_RUNNING
+        if call.status != RUNNING:
+            attempt.status = call_pb2.ATTEMPT_STATUS_COMPLETED
+            attempt.outcome.CopyFrom(call.outcome)
+        attempt.allocation.cpu_ids = "0-3"
+        return run_service_pb2.ListAttemptsResponse(attempts=[attempt])
 
     def wait_calls(self, request: run_service_pb2.WaitCallsRequest) -> run_service_pb2.WaitCallsResponse:
         def ended() -> list[call_pb2.Call]:
@@ -277,9 +308,21 @@ class FakeScheduler(
     GetRun = _rpc(get_run)
     ListRuns = _rpc(list_runs)
     GetCall = _rpc(get_call)
+    CancelRun = _rpc(cancel_run)
+    ListCalls = _rpc(list_calls)
+    ListAttempts = _rpc(list_attempts)
     WaitCalls = _rpc(wait_calls)
     ListNodes = _rpc(list_nodes)
     FindMissingBlobs = _rpc(find_missing_blobs)
+
+    def ReadLogs(self, request: Any, context: Any) -> Iterator[run_service_pb2.ReadLogsResponse]:  # noqa: N802
+        for offset, piece in enumerate(self.log_pieces[request.offset :], start=request.offset + 1):
+            yield run_service_pb2.ReadLogsResponse(
+                stream=run_service_pb2.LOG_STREAM_STDOUT, data=piece, next_offset=offset
+            )
+            if self.broken_log_streams:
+                self.broken_log_streams -= 1
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was lost")
 
     def UploadBlob(self, request_iterator: Iterator[Any], context: Any) -> payload_pb2.BlobRef:  # noqa: N802
         ref = next(request_iterator).ref

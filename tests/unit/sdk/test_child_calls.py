@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from tests.unit.sdk import programs
 from tests.unit.sdk.fake_agent_socket import FakeAgentSocket
-from tests.unit.sdk.fake_scheduler import Refused
+from tests.unit.sdk.fake_scheduler import API_KEY, Refused
 
 import outerproduct as op
 from outerproduct import _client, _socket_transport
 from outerproduct._child_indices import ChildIndices
+from outerproduct._client import OuterProductClient
+from outerproduct._socket_transport import SocketTransport
 
 
 def test_the_client_knows_where_it_is(inside: op.OuterProductClient) -> None:
@@ -38,7 +40,7 @@ def test_children_take_their_indices_in_the_order_of_run(
         started = [inside.run.aio(fn=programs.add, args=(x,), image=image) for x in range(5)]
         # Awaited in the other order.
         children = [await pending for pending in reversed(started)]
-        assert [child.child_index for child in children] == [4, 3, 2, 1, 0]
+        assert [child.child_index for child in children if isinstance(child, op.Call)] == [4, 3, 2, 1, 0]
 
     asyncio.run(main())
     assert list(inside.map(programs.double, range(3), image=image)) == [0, 2, 4]
@@ -154,37 +156,24 @@ def test_a_scheduler_that_is_away_is_asked_again(
 
 
 def test_children_name_images_whose_files_only_the_caller_has(
-    inside: op.OuterProductClient,
-    agent_socket: FakeAgentSocket,
-    client: op.OuterProductClient,
-    image: op.Image,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    agent_socket: FakeAgentSocket, image: op.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "weights").write_text("w")
-    with_files = image.add_local_dir(tmp_path, "/data")
-    monkeypatch.setattr(programs, "IMAGE", with_files, raising=False)
     scheduler = agent_socket.scheduler
-    outside_spec = _submitted_outside(client, image)
-    monkeypatch.setenv(_client.LOCAL_FILES_VARIABLE, outside_spec[_client.LOCAL_FILES_VARIABLE])
+    scheduler.start()
+    (tmp_path / "weights").write_text("w")
+    with_files = image.add_local_file(tmp_path / "weights", "/weights")
+    monkeypatch.setattr(programs, "IMAGE", with_files, raising=False)
+    op.init(API_KEY, scheduler.address).run(fn=programs.add, args=(1,), image=image)
     (tmp_path / "weights").unlink()
-    tmp_path.joinpath("agent.sock").exists()
-    inside.run(fn=programs.add, args=(1,), image=with_files)
-    [spec] = scheduler.specs
-    assert spec.image.mounts[0].content.sha256 in outside_spec[_client.LOCAL_FILES_VARIABLE]
 
-
-def _submitted_outside(client: op.OuterProductClient, image: op.Image) -> dict[str, str]:
-    submitted: list[dict[str, str]] = []
-    submit = client._submit
-
-    async def recorded(specs):  # type: ignore[no-untyped-def]
-        submitted.extend(dict(spec["env_vars"]) for _, spec in specs)
-        return await submit(specs)
-
-    client._submit = recorded  # type: ignore[method-assign]
-    client.run(fn=programs.add, args=(1,), image=image)
-    return submitted[0]
+    monkeypatch.setenv(_client.LOCAL_FILES_VARIABLE, scheduler.specs[0].env_vars[_client.LOCAL_FILES_VARIABLE])
+    inside = OuterProductClient(SocketTransport(str(agent_socket.path)), "runs/r/calls/c/attempts/1")
+    inside.run(fn=programs.double, args=(1,), image=with_files)
+    [mount] = scheduler.specs[1].image.mounts
+    assert scheduler.blobs[mount.content.sha256] == b"w"
+    # Its own children may name them as well.
+    assert _client.LOCAL_FILES_VARIABLE in scheduler.specs[1].env_vars
+    scheduler.stop()
 
 
 def test_logs_can_not_be_read_inside(inside: op.OuterProductClient, image: op.Image) -> None:

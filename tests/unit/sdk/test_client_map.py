@@ -41,7 +41,7 @@ def test_mistakes_are_told_before_the_first_step(client: op.OuterProductClient, 
     with pytest.raises(ValueError, match="cpu=0"):
         client.map(programs.double, [1], image=image, cpu=0)
     with pytest.raises(TypeError, match="image="):
-        client.map(programs.double, [1], image="python")  # type: ignore[arg-type]
+        client.map(programs.double, [1], image="python")  # type: ignore[call-overload]
 
 
 def test_a_failure_raises_when_its_place_is_reached(client: op.OuterProductClient, image: op.Image) -> None:

@@ -104,6 +104,50 @@ def test_handles_are_snapshots(client: op.OuterProductClient, scheduler: FakeSch
     assert later.root_call.created_at.utcoffset() == timedelta(0)
 
 
+def test_cancel_gives_a_new_handle_and_wait_says_so(
+    client: op.OuterProductClient, scheduler: FakeScheduler, image: op.Image
+) -> None:
+    scheduler.held.add("tests.unit.sdk.programs:double")
+    run = client.run(fn=programs.double, args=(4,), image=image)
+    run.cancel()
+    with pytest.raises(op.Cancelled, match="cancelled by alice"):
+        run.wait()
+
+
+async def test_calls_and_attempts_of_a_run(client: op.OuterProductClient, image: op.Image) -> None:
+    run = await client.run.aio(fn=programs.double, args=(4,), image=image)
+    assert isinstance(run, op.Run)
+    [call] = await run.calls()
+    assert (call.name, call.function) == (run.root_call.name, "tests.unit.sdk.programs:double")
+    assert await client.list_calls(run, parent_call=call) == await call.children() == []
+    [attempt] = await call.attempts()
+    assert (attempt.id, attempt.number, attempt.node, attempt.exit_code) == ("1", 1, "gpu-1", 0)
+    assert attempt.allocation is not None
+    assert attempt.allocation["cpu_ids"] == "0-3"
+    assert attempt.result() == 8
+
+
+async def test_an_attempt_that_runs_has_no_result(
+    client: op.OuterProductClient, scheduler: FakeScheduler, image: op.Image
+) -> None:
+    scheduler.held.add("tests.unit.sdk.programs:double")
+    run = await client.run.aio(fn=programs.double, args=(4,), image=image)
+    assert isinstance(run, op.Run)
+    [attempt] = await client.list_attempts(run.root_call)
+    assert attempt.exit_code is None
+    with pytest.raises(RuntimeError, match="has not ended"):
+        attempt.result()
+
+
+def test_logs_go_on_after_a_lost_connection_without_a_gap(
+    client: op.OuterProductClient, scheduler: FakeScheduler, image: op.Image
+) -> None:
+    scheduler.log_pieces = [b"one\n", b"\xff", b"three\n"]
+    scheduler.broken_log_streams = 1
+    run = client.run(fn=programs.double, args=(4,), image=image)
+    assert [piece.data for piece in run.logs(follow=True)] == scheduler.log_pieces
+
+
 def test_completed_runs_of_a_list_give_their_values(client: op.OuterProductClient, image: op.Image) -> None:
     for x in range(5):
         client.run(fn=programs.double, args=(x,), image=image)
@@ -170,7 +214,7 @@ def test_parameters_are_checked_before_anything_is_sent(
     client: op.OuterProductClient, scheduler: FakeScheduler, image: op.Image, parameters: dict[str, Any], named: str
 ) -> None:
     with pytest.raises((TypeError, ValueError)) as raised:
-        client.run(**({"fn": programs.add, "args": (1,), "image": image} | parameters))
+        client.run(**{"fn": programs.add, "args": (1,), "image": image, **parameters})
     assert named in str(raised.value)
     assert scheduler.authorizations == []
 
@@ -224,5 +268,5 @@ async def test_the_client_is_an_async_context_manager(scheduler: FakeScheduler, 
 
 
 def test_annotations_of_the_hardware_page_are_valid_at_run_time() -> None:
-    assert op.Run[object] | op.Call[object]
-    assert op.ComputeResources | None
+    assert isinstance(op.Run[object] | op.Call[object], object)
+    assert isinstance(None, op.ComputeResources | None)

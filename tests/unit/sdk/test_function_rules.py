@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
+import tarfile
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from tests.unit.sdk import programs
 
 import outerproduct as op
-from outerproduct._functions import FunctionPreparer, is_importable, qualified_name, wants_client
+from outerproduct._functions import FunctionPreparer, PreparedCall, is_importable, qualified_name, wants_client
 
 
 def local_function(x: int) -> Callable[[], int]:
@@ -141,3 +143,39 @@ def test_a_client_that_a_function_captures_travels_without_its_key(client: op.Ou
     prepared = FunctionPreparer(lambda: client.run_id).prepare((), {})
     assert b"op_test_key" not in prepared.pickled_function
     assert prepared.by_value
+
+
+def in_archive(prepared: PreparedCall) -> set[str]:
+    if not prepared.source:
+        return set()
+    with tarfile.open(fileobj=io.BytesIO(prepared.source)) as tar:
+        return {name.partition("/")[0] for name in tar.getnames()}
+
+
+def imports_in_its_body() -> int:
+    from tests.unit.sdk import programs as imported
+
+    return imported.add(1)
+
+
+# By value, as if they were functions of a script.
+imports_in_its_body.__module__ = "__main__"
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (programs.add, (1,)),
+        (lambda model: model, (programs.Model(),)),
+        (lambda model: model, ([{"model": programs.Model}],)),
+        (lambda: programs.add(1), ()),
+        (imports_in_its_body, ()),
+    ],
+    ids=["function by name", "instance among arguments", "class among arguments", "used global", "import in its body"],
+)
+def test_local_modules_that_are_needed_are_sent_along(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    assert "tests" in in_archive(FunctionPreparer(fn).prepare(args, {}))
+
+
+def test_no_source_is_sent_when_none_is_needed() -> None:
+    assert FunctionPreparer(len).prepare(([1, "tests"],), {}).source == b""

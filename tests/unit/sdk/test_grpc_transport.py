@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.sdk import programs
-from tests.unit.sdk.fake_scheduler import API_KEY, FakeScheduler, Refused
+from tests.unit.sdk.fake_scheduler import API_KEY, FakeScheduler
 
 import outerproduct as op
 from outerproduct import _grpc_transport
@@ -55,14 +55,7 @@ def test_a_submission_outlasts_a_restart_of_the_scheduler(
 def test_a_submission_whose_answer_was_lost_is_made_once(
     client: op.OuterProductClient, scheduler: FakeScheduler, image: op.Image
 ) -> None:
-    answered = scheduler.create_runs
-
-    def create_then_lose(request):  # type: ignore[no-untyped-def]
-        answered(request)
-        scheduler.refusals.clear()
-        raise Refused("UNAVAILABLE", "the connection was lost")
-
-    scheduler.refusals.append(Refused("UNAVAILABLE", "not yet"))
+    scheduler.lost_answers = 2
     client.run(fn=programs.add, args=(1,), image=image)
     assert len(scheduler.specs) == 1
 
@@ -84,7 +77,10 @@ def test_a_wait_outlasts_a_restart_of_the_scheduler(
     assert values == [8]
 
 
-def test_answers_may_be_larger_than_a_message_of_grpc(client: op.OuterProductClient, image: op.Image) -> None:
+def test_answers_may_be_larger_than_a_message_of_grpc(
+    client: op.OuterProductClient, scheduler: FakeScheduler, image: op.Image
+) -> None:
+    scheduler.largest_page = 1000
     for x in range(30):
         client.run(fn=lambda y: bytes([y]) * 250_000, args=(x,), image=image)
     assert [len(run.wait()) for run in client.list_runs()] == [250_000] * 30

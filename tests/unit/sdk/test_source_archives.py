@@ -85,7 +85,7 @@ def test_the_same_content_gives_the_same_bytes(project: WritePackage) -> None:
     (folder / "pkg_d" / "a.py").write_text("a = 1")
     os.utime(folder / "pkg_d" / "b.py", (1, 1))
     assert _source.source_archive(roots("pkg_d")) == first
-    (folder / "pkg_d" / "a.py").write_text("a = 2")
+    (folder / "pkg_d" / "a.py").write_text("a = 20")
     assert _source.source_archive(roots("pkg_d")) != first
 
 

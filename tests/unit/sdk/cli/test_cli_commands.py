@@ -382,7 +382,7 @@ def test_version() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_that_is_listed_is_there(name: str) -> None:
     context = main.make_context("outerproduct", [name], resilient_parsing=True)
-    command = main.get_command(context, name)  # type: ignore[attr-defined]
+    command = main.get_command(context, name)
     assert command is not None
     assert command.name == name
 

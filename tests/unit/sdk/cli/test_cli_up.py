@@ -57,6 +57,8 @@ class Up:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A process group of its own, as a shell gives to what runs in the foreground.
+            start_new_session=True,
         )
         self.processes.append(process)
         return process
@@ -111,7 +113,8 @@ def up(tmp_path: Path) -> Iterator[Up]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_agent_before_the_scheduler_and_is_a_success(up: Up, number: signal.Signals) -> None:
     process = up.start_ready()
-    process.send_signal(number)
+    # The terminal sends them to the whole group.
+    os.killpg(process.pid, number)
     code, stderr = finish(process)
     assert code == 0, stderr
     assert up.journal()[2:] == [

@@ -17,6 +17,7 @@ def journal(event: str) -> None:
         file.write(f"{event}\n")
 
 
+signal.alarm(120)  # it must not outlive a test that fails
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 journal("agent starts")
 (FOLDER / "agent.arguments").write_text(json.dumps(sys.argv[1:]))

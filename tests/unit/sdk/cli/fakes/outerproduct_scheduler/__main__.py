@@ -66,6 +66,7 @@ if sys.argv[1] == "keys":
 elif os.environ.get("FAKE_SCHEDULER") == "dies":
     sys.exit("the database is on fire")
 else:
+    signal.alarm(120)  # it must not outlive a test that fails
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     journal("scheduler starts")
     # Of an earlier start.
