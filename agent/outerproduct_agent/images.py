@@ -7,7 +7,6 @@ the recipe up to there, so equal beginnings are built once.
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import json
 import shutil
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docker.auth
 import structlog
 
 from outerproduct.v1 import call_pb2 as pb
@@ -134,16 +134,12 @@ class ImageStore:
 
     def _auth(self, reference: str) -> dict[str, str] | None:
         """Credentials of the reference's registry from a config.json of Docker."""
-        path = self._settings.auth_file
-        if path is None:
+        if self._settings.auth_file is None:
             return None
-        host = reference.partition("/")[0]
-        registry = host if "." in host or ":" in host or host == "localhost" else "https://index.docker.io/v1/"
-        entry = json.loads(path.read_text()).get("auths", {}).get(registry)
-        if not entry:
-            return None
-        user, _, password = base64.b64decode(entry["auth"]).decode().partition(":")
-        return {"username": user, "password": password, "serveraddress": registry}
+        registry, _ = docker.auth.resolve_repository_name(reference)
+        known = docker.auth.load_config(str(self._settings.auth_file))
+        found: dict[str, str] | None = docker.auth.resolve_authconfig(known, registry)
+        return found
 
     async def _python(self, image_id: str, reference: str) -> ReadyImage:
         """The interpreter of an image: looked for once, in a container that can do nothing."""
