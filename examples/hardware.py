@@ -3,10 +3,13 @@
 Run it against `outerproduct up` (or any scheduler that OUTERPRODUCT_BASE_URL and OUTERPRODUCT_API_KEY name):
 
     python examples/hardware.py
+
+The function is in a module of its own, so it goes by name and the image may have another Python than this machine.
 """
 
 import os
-from pathlib import Path
+
+from inside import look_around
 
 import outerproduct as op
 
@@ -14,24 +17,6 @@ image = op.Image.from_registry(os.environ.get("OUTERPRODUCT_BASE_IMAGE", "python
 
 CPUS = 1
 MEMORY_BYTES = 512 * 1024**2
-
-
-def look_around(greeting: str) -> dict[str, object]:
-    """Reports what the kernel says, from inside the container."""
-    limit_files = [
-        Path("/sys/fs/cgroup/memory.max"),  # cgroup v2
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # cgroup v1
-    ]
-    limit = next(path.read_text() for path in limit_files if path.exists())
-    shm = os.statvfs("/dev/shm")
-    gpus = sorted(name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
-    return {
-        "greeting": f"{greeting}, from process {os.getpid()} on {os.uname().nodename}",
-        "cpu ids": sorted(os.sched_getaffinity(0)),
-        "memory limit": int(limit),
-        "/dev/shm": shm.f_blocks * shm.f_frsize,
-        "GPUs": gpus or "none",
-    }
 
 
 def main() -> None:

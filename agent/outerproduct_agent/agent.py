@@ -25,7 +25,7 @@ from outerproduct_agent.attempt import AttemptLife, Machinery, allocation_messag
 from outerproduct_agent.blob_cache import BlobCache
 from outerproduct_agent.cgroups import cgroup_version
 from outerproduct_agent.config import AgentConfig
-from outerproduct_agent.container_spec import ATTEMPT_LABEL, NODE_LABEL, NOFILE_LIMIT, ContainerSettings
+from outerproduct_agent.container_spec import AGENT_LABEL, ATTEMPT_LABEL, NOFILE_LIMIT, ContainerSettings
 from outerproduct_agent.discovery import MachineInventory, discover
 from outerproduct_agent.engine import Engine, EngineError
 from outerproduct_agent.gateway import Gateway
@@ -78,7 +78,8 @@ class Agent:
         self.ledger: Ledger
         self.state = AgentState(config.data_dir / "agent.sqlite3")
         self.engine = Engine(config.docker_host or None)
-        self.network = f"outerproduct-{config.node_name}"[:120]
+        self.agent_id = _persistent_id(config.data_dir / "agent-id")
+        self.network = f"outerproduct-{config.node_name[:100]}-{self.agent_id[:8]}"
         self._link = link
         self._shipper = LogShipper()
         self._monitor: GpuMonitor | None = None
@@ -122,6 +123,7 @@ class Agent:
             link=self._link,
             settings=ContainerSettings(
                 node=self.config.node_name,
+                agent_id=self.agent_id,
                 network=self.network,
                 cgroup_v2=cgroup_version() == 2,
                 nofile_limit=grantable(resource.RLIMIT_NOFILE, NOFILE_LIMIT),
@@ -350,7 +352,7 @@ class Agent:
 
     async def _remove_orphans(self) -> None:
         try:
-            containers = await self.engine.list_containers(f"{NODE_LABEL}={self.config.node_name}")
+            containers = await self.engine.list_containers(f"{AGENT_LABEL}={self.agent_id}")
             for container_id, labels in containers.items():
                 if labels.get(ATTEMPT_LABEL) not in self.lives:
                     log.warning("orphan_removed", attempt=labels.get(ATTEMPT_LABEL), container=container_id[:12])
@@ -421,6 +423,16 @@ def may_be_repeated(stored: StoredAttempt) -> bool:
     if stored.phase < Phase.CALLING:
         return True
     return stored.assign.spec.retry_strategy.max_attempts > 1
+
+
+def _persistent_id(path: Path) -> str:
+    """The id of the agent that works in a data folder; made at its first start."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        made = uuid.uuid4().hex
+        path.write_text(made)
+        return made
 
 
 def _boot_changed(path: Path, boot_id: str) -> bool:

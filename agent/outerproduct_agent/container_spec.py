@@ -17,6 +17,8 @@ from outerproduct_agent.ledger import Allocation
 
 ATTEMPT_LABEL = "outerproduct.attempt"
 NODE_LABEL = "outerproduct.node"
+AGENT_LABEL = "outerproduct.agent"
+"""Which agent's data folder knows the container: two agents on one engine leave each other's alone."""
 ALLOCATION_LABEL = "outerproduct.allocation"
 
 RUN_FOLDER = "/run/outerproduct"
@@ -64,6 +66,7 @@ class ContainerSettings:
     """What is the same for all containers of an agent."""
 
     node: str
+    agent_id: str
     network: str
     cgroup_v2: bool
     cdi: bool = False
@@ -105,6 +108,7 @@ def container_spec(request: ContainerRequest, settings: ContainerSettings) -> di
         "Labels": {
             ATTEMPT_LABEL: request.attempt,
             NODE_LABEL: settings.node,
+            AGENT_LABEL: settings.agent_id,
             ALLOCATION_LABEL: json.dumps(request.allocation.to_json()),
         },
         "StopSignal": "SIGTERM",

@@ -9,12 +9,18 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import docker
 import docker.errors
 import requests.exceptions
+import structlog
+
+from outerproduct_agent.network import NotBlocked, block_metadata, bridge_of, unblock_metadata
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -70,6 +76,7 @@ class Engine:
             else docker.from_env(timeout=int(CALL_SECONDS))
         )
         self._api = self._client.api
+        self._not_blocked = ""
 
     async def call(self, function: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS, **kwargs: Any) -> T:
         """Runs a blocking function of the docker package. Raises EngineError."""
@@ -99,20 +106,29 @@ class Engine:
         return answer
 
     async def ensure_network(self, name: str) -> None:
-        """A bridge whose containers do not reach each other."""
+        """A bridge whose containers reach neither each other nor a cloud's metadata service."""
         try:
-            await self.call(self._client.networks.get, name)
+            network = await self.call(self._client.networks.get, name)
         except NotThere:
             try:
-                await self.call(
+                network = await self.call(
                     self._client.networks.create,
                     name,
                     driver="bridge",
                     options={"com.docker.network.bridge.enable_icc": "false"},
                     labels={"outerproduct.network": name},
                 )
+                await self.call(network.reload)
             except AlreadyThere:
-                return
+                network = await self.call(self._client.networks.get, name)
+        try:
+            await self.call(block_metadata, bridge_of(network.attrs))
+            problem = ""
+        except NotBlocked as error:
+            problem = str(error)
+        if problem and problem != self._not_blocked:
+            log.warning("cloud_metadata_not_blocked", network=name, reason=problem)
+        self._not_blocked = problem
 
     async def remove_network(self, name: str) -> None:
         """Harmless when it is not there."""
@@ -121,6 +137,8 @@ class Engine:
             await self.call(network.remove)
         except NotThere:
             return
+        with suppress(NotBlocked):  # Then there are no rules to take away.
+            await self.call(unblock_metadata, bridge_of(network.attrs))
 
     async def create(self, name: str, config: dict[str, Any]) -> str:
         """The new container's id. Raises LimitDiscarded instead of running without a limit."""

@@ -69,7 +69,8 @@ class HealthTracker:
       a reading, or a reading that failed as a whole, is a bad reading.
     - A fatal XID makes it unhealthy at once and for good, until `clear`.
     - A GPU that was seen once never vanishes: it stays in the inventory as unhealthy. A MIG device vanishes
-      when its parent was read well without it: the operator has split the GPU in another way.
+      when its parent and all that the parent is split into were read well without it: the operator has split
+      the GPU in another way.
     """
 
     def __init__(self) -> None:
@@ -86,11 +87,10 @@ class HealthTracker:
         for uuid, record in list(self._records.items()):
             if uuid in present:
                 continue
-            parent = present.get(record.gpu.mig_parent)
-            if parent is not None and parent.health is GpuHealth.HEALTHY:
+            if _read_well(record.gpu.mig_parent, present):
                 del self._records[uuid]
             else:
-                self._records[uuid] = _worse(record, reading.problem or _MISSING)
+                self._records[uuid] = _worse(_unread(record), reading.problem or _MISSING)
         for uuid, gpu in present.items():
             self._records[uuid] = _next(self._records.get(uuid), gpu)
         for event in events:
@@ -116,14 +116,26 @@ class HealthTracker:
 _MISSING = "no longer found by the driver: fallen off the bus, or taken away"
 
 
+def _read_well(parent: str, present: Mapping[str, Gpu]) -> bool:
+    """Whether this parent (empty: of a whole GPU) and its MIG devices all answered."""
+    family = [gpu for gpu in present.values() if parent in (gpu.uuid, gpu.mig_parent)]
+    return parent in present and all(gpu.health is GpuHealth.HEALTHY for gpu in family)
+
+
+def _unread(record: _Record) -> _Record:
+    return replace(record, gpu=replace(record.gpu, use_known=False))
+
+
 def _next(record: _Record | None, gpu: Gpu) -> _Record:
     good = gpu.health is GpuHealth.HEALTHY
     if record is None:
         return _Record(gpu, healthy=good, reason=gpu.reason)
     if not good:
-        # A GPU that is failing may no longer tell its name: what it is was read before.
-        known = replace(gpu, type=record.gpu.type, product_name=record.gpu.product_name)
-        return _worse(replace(record, gpu=known if not gpu.product_name else gpu), gpu.reason)
+        if gpu.use_known:
+            return _worse(replace(record, gpu=gpu), gpu.reason)
+        # It did not tell everything: what it is was read before.
+        known = replace(record.gpu, index=gpu.index, use_known=False, excluded=gpu.excluded or record.gpu.excluded)
+        return _worse(replace(record, gpu=known), gpu.reason)
     streak = record.good_in_a_row + 1
     healthy = record.healthy or streak >= _GOOD_READINGS_TO_HEALTHY
     return replace(

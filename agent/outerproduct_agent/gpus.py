@@ -68,6 +68,7 @@ class Gpu:
         memory_bytes: total device memory.
         memory_used_bytes: used now, without what the driver keeps for itself where it tells.
         processes: that compute on it now.
+        use_known: whether the GPU told its used memory and processes in this reading.
         health: as seen in this reading.
         reason: why it is not healthy; empty when it is.
         mig_parent: UUID of the GPU that a MIG device is part of; empty for whole GPUs.
@@ -84,6 +85,7 @@ class Gpu:
     memory_bytes: int = 0
     memory_used_bytes: int = 0
     processes: tuple[GpuProcess, ...] = ()
+    use_known: bool = True
     health: GpuHealth = GpuHealth.HEALTHY
     reason: str = ""
     mig_parent: str = ""
@@ -222,7 +224,7 @@ def _read(offer: GpuOffer, sys_root: Path) -> GpuInventory:
 
 
 def _read_gpu(handle: _Handle, uuid: str, index: int, offer: GpuOffer, sys_root: Path) -> Gpu:
-    gpu = Gpu(uuid, index, type="GPU", product_name="", excluded=offer.exclusion(uuid))
+    gpu = Gpu(uuid, index, type="GPU", product_name="", use_known=False, excluded=offer.exclusion(uuid))
     try:
         name = text_of(pynvml.nvmlDeviceGetName(handle))
         total, used = _memory(handle)
@@ -240,6 +242,7 @@ def _read_gpu(handle: _Handle, uuid: str, index: int, offer: GpuOffer, sys_root:
         return replace(
             gpu,
             processes=_processes(handle),
+            use_known=True,
             health=GpuHealth.UNHEALTHY if fault else GpuHealth.HEALTHY,
             reason=fault,
         )
@@ -272,7 +275,9 @@ def _read_mig_devices(handle: _Handle, parent: Gpu, offer: GpuOffer) -> list[Gpu
             continue  # an empty slot
         except pynvml.NVMLError as error:
             # Its UUID may be unknown; the parent, which cannot be given out anyway, is not to blame.
-            unread = replace(parent, uuid=f"MIG-unread-{slot}-of-{parent.uuid}", mig_parent=parent.uuid)
+            unread = replace(
+                parent, uuid=f"MIG-unread-{slot}-of-{parent.uuid}", mig_parent=parent.uuid, use_known=False
+            )
             devices.append(_failed(unread, error))
             continue
         devices.append(
@@ -284,6 +289,7 @@ def _read_mig_devices(handle: _Handle, parent: Gpu, offer: GpuOffer) -> list[Gpu
                 memory_bytes=total,
                 memory_used_bytes=used,
                 processes=_ask(_processes, device, default=()),
+                use_known=True,
                 mig_parent=parent.uuid,
                 mig_profile=profile,
                 excluded=offer.exclusion(uuid, parent.uuid),

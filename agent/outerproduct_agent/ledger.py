@@ -266,12 +266,13 @@ class Ledger:
     def refresh_gpus(self, inventory: GpuInventory) -> None:
         """Take in a reading of the GPUs, begun after the latest `release`.
 
-        GPUs that were released and are idle in it become free. With `ignore_foreign_use` idleness cannot be
-        told, and they become free anyway.
+        GPUs that were released and are idle in it become free; one that did not tell its use is not taken for
+        idle. With `ignore_foreign_use` idleness cannot be told, and all that answered become free.
         """
         self._inventory = inventory
-        busy = {gpu.uuid for gpu in inventory.gpus if not self._ignore_foreign_use and _use(gpu)}
-        self._releasing &= busy
+        self._releasing &= {
+            gpu.uuid for gpu in inventory.gpus if not gpu.use_known or (_use(gpu) and not self._ignore_foreign_use)
+        }
 
     def gpu_statuses(self) -> tuple[GpuStatus, ...]:
         """All GPUs of the latest reading with their states."""

@@ -4,7 +4,6 @@
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 VENV="$ROOT/.venv"
 BASE_IMAGE=${OUTERPRODUCT_BASE_IMAGE:-outerproduct-base:latest}
-REGISTRY_IMAGE=python:3.12-slim
 export DEBIAN_FRONTEND=noninteractive
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
@@ -92,9 +91,12 @@ need_python() {
 need_base_image() {
   docker image inspect "$BASE_IMAGE" >/dev/null 2>&1 && return 0
   if [ -z "${OUTERPRODUCT_OFFLINE:-}" ]; then
-    say "pulling $REGISTRY_IMAGE"
-    if timeout 300 docker pull --quiet "$REGISTRY_IMAGE" >/dev/null 2>&1; then
-      docker tag "$REGISTRY_IMAGE" "$BASE_IMAGE"
+    # The caller's own minor version: functions of a script go by value, which takes the same on both sides.
+    local slim
+    slim=python:$("${PYTHON:-python3}" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-slim
+    say "pulling $slim"
+    if timeout 300 docker pull --quiet "$slim" >/dev/null 2>&1; then
+      docker tag "$slim" "$BASE_IMAGE"
       return 0
     fi
   fi

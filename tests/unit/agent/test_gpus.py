@@ -277,6 +277,23 @@ class TestMonitor:
         assert health(probe.poll(4))["GPU-a"] is ILL
         assert health(probe.poll())["GPU-a"] is WELL
 
+    @pytest.mark.parametrize("failing", [FakeGpu("GPU-a", error=GPU_IS_LOST), FakeGpu("GPU-a", late_error=UNKNOWN)])
+    def test_a_gpu_that_fails_to_answer_is_known_by_what_it_told_before_but_its_use_is_not(
+        self, fake: FakeNvml, probe: Probe, failing: FakeGpu
+    ) -> None:
+        fake.show(Scenario((FakeGpu("GPU-a"),)))
+        (before,) = probe.poll().gpus
+        assert before.use_known
+        fake.show(Scenario((failing,)))
+        assert probe.poll().gpus == (replace(before, use_known=False),)
+
+    def test_a_faulty_gpu_that_answers_tells_its_use(self, fake: FakeNvml, probe: Probe) -> None:
+        fake.show(Scenario((FakeGpu("GPU-a"),)))
+        probe.poll()
+        fake.show(Scenario((FakeGpu("GPU-a", used_mib=9, uncorrectable_ecc_errors=1),)))
+        (gpu,) = probe.poll().gpus
+        assert (gpu.use_known, gpu.memory_used_bytes) == (True, 9 << 20)
+
     def test_a_driver_upgrade_sets_all_gpus_aside_with_the_reason(self, fake: FakeNvml, probe: Probe) -> None:
         fake.show(Scenario((FakeGpu("GPU-a"),)))
         probe.poll()
@@ -324,6 +341,16 @@ class TestMonitor:
         fake.show(Scenario((replace(TestMig.A100, slices=None),)))
         inventory = probe.poll()
         assert [(gpu.uuid, gpu.excluded) for gpu in inventory.gpus] == [("GPU-a", "")]
+
+    def test_a_slice_that_fails_to_answer_once_stays(self, fake: FakeNvml, probe: Probe) -> None:
+        fake.show(Scenario((TestMig.A100,)))
+        probe.poll()
+        first, second = TestMig.A100.slices or ()
+        fake.show(Scenario((replace(TestMig.A100, slices=(replace(first, error=UNKNOWN), second)),)))
+        inventory = probe.poll()
+        assert health(inventory)["MIG-1"] is WELL
+        fake.show(Scenario((TestMig.A100,)))
+        assert health(probe.poll()) == {"GPU-a": WELL, "MIG-1": WELL, "MIG-2": WELL}
 
     def test_slices_of_a_gpu_that_is_lost_become_unhealthy(self, fake: FakeNvml, probe: Probe) -> None:
         fake.show(Scenario((TestMig.A100,)))

@@ -237,6 +237,15 @@ class TestGpus:
         account.refresh_gpus(inventory(gpu("a", memory_used_bytes=100 * MIB)))
         assert given(account.allocate("y", ONE_L4)).gpu_uuids == ("GPU-a",)
 
+    def test_a_released_gpu_that_does_not_tell_its_use_is_not_taken_for_idle(self) -> None:
+        account = ledger(gpu("a"))
+        account.allocate("x", ONE_L4)
+        account.release("x")
+        account.refresh_gpus(inventory(gpu("a", use_known=False)))
+        assert states(account) == {"GPU-a": GpuState.RELEASING}
+        account.refresh_gpus(inventory(gpu("a")))
+        assert states(account) == {"GPU-a": GpuState.FREE}
+
     def test_a_gpu_in_foreign_use_is_avoided_and_the_reason_names_process_and_memory(self) -> None:
         foreign = gpu("a", processes=(GpuProcess(4711, 0),), memory_used_bytes=70 * GIB)
         account = ledger(foreign, gpu("b"))
