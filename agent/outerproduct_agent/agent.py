@@ -102,7 +102,8 @@ class Agent:
             reserve_cpus=self.config.reserve_cpus,
             reserve_memory_bytes=self.config.reserve_memory_bytes,
         )
-        if self.inventory.gpus.gpus:
+        # Also without GPUs now: the driver may come up after the agent.
+        if self.config.gpus != "none":
             self._monitor = await asyncio.to_thread(lambda: GpuMonitor(offer=offer))
         await self.state.open()
         attempts_folder = folder / "attempts"
@@ -323,7 +324,9 @@ class Agent:
         self.gateway.changed()
 
     async def _release(self, name: str) -> None:
-        allocation = self.ledger.release(name)
+        # Never during a reading of the GPUs: it would be taken for one that has seen them after the release.
+        async with self._gpu_lock:
+            allocation = self.ledger.release(name)
         if allocation is not None and allocation.gpu_uuids:
             await self._until_gpus_are_free(set(allocation.gpu_uuids))
 

@@ -29,7 +29,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, base_image: str) -> Iterator
     """Scheduler and one agent; at the end no container of the agent may be left."""
     with running_stack(tmp_path_factory.mktemp("stack")) as running:
         yield running
-    assert attempt_containers(node="box") == []
+    assert attempt_containers(running.agent_id()) == []
 
 
 @pytest.fixture

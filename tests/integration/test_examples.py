@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {
     "hardware.py": "memory limit     536,870,912   536870912",
     "sweep.py": "best: learning_rate=",
-    "tree.py": "3 x the",
+    "tree.py": "4 x the",
     "batch_files.py": " batch_files.py",
     "shared_memory.py": "batches: [1, 2, 3, 4]",
 }

@@ -132,7 +132,9 @@ def test_an_image_without_python_says_so(client: op.OuterProductClient, bare_ima
         run.wait(timeout=120)
 
 
-def test_cancel_ends_a_running_call_and_its_container(client: op.OuterProductClient, image: op.Image) -> None:
+def test_cancel_ends_a_running_call_and_its_container(
+    stack: Stack, client: op.OuterProductClient, image: op.Image
+) -> None:
     run = client.run(fn=inside.sleep, args=(600,), image=image, memory_bytes=128 * MIB)
     wait_for(lambda: run.refresh().root_call.started_at is not None)
     run.cancel()
@@ -140,7 +142,7 @@ def test_cancel_ends_a_running_call_and_its_container(client: op.OuterProductCli
         run.wait(timeout=120)
     assert run.refresh().status == op.RunStatus.CANCELLED
     assert run.cancel().status == op.RunStatus.CANCELLED, "cancelling twice is harmless"
-    assert attempt_containers(node="box") == []
+    assert attempt_containers(stack.agent_id()) == []
 
 
 def test_child_calls_run_over_the_socket_without_network(
@@ -198,21 +200,21 @@ def test_a_call_that_waits_says_why(client: op.OuterProductClient, image: op.Ima
     assert waiting.wait(timeout=120) == 3
 
 
-def test_one_hundred_calls_one_after_another(client: op.OuterProductClient, image: op.Image) -> None:
+def test_one_hundred_calls_one_after_another(stack: Stack, client: op.OuterProductClient, image: op.Image) -> None:
     for number in range(100):
         run = client.run(fn=inside.add, args=(number, 1), image=image, memory_bytes=128 * MIB)
         assert run.wait(timeout=60) == number + 1
-    everything_is_given_back(client)
+    everything_is_given_back(stack, client)
 
 
-def test_one_hundred_calls_at_once(client: op.OuterProductClient, image: op.Image) -> None:
+def test_one_hundred_calls_at_once(stack: Stack, client: op.OuterProductClient, image: op.Image) -> None:
     runs = [client.run(fn=inside.add, args=(number, 1), image=image, memory_bytes=128 * MIB) for number in range(100)]
     assert [run.wait(timeout=250) for run in runs] == [number + 1 for number in range(100)]
-    everything_is_given_back(client)
+    everything_is_given_back(stack, client)
 
 
-def everything_is_given_back(client: op.OuterProductClient) -> None:
-    assert attempt_containers(node="box") == []
+def everything_is_given_back(stack: Stack, client: op.OuterProductClient) -> None:
+    assert attempt_containers(stack.agent_id()) == []
     allocated = node(client).status.allocated_resources
     assert (allocated.cpus, allocated.memory_bytes, allocated.accelerator_count) == (0, 0, 0)
 

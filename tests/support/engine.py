@@ -37,15 +37,15 @@ def build_image(tag: str, changes: list[str], base: str = BASE_IMAGE) -> str:
     return tag
 
 
-def attempt_containers(node: str | None = None) -> list[str]:
-    """Names of the Attempts that have a container, running or not."""
+def attempt_containers(agent_id: str | None = None) -> list[str]:
+    """Names of the Attempts that have a container, running or not; those of one agent, or of all."""
     client = docker.from_env()
     try:
         found = client.containers.list(all=True, filters={"label": ATTEMPT_LABEL})
         return [
             container.labels[ATTEMPT_LABEL]
             for container in found
-            if node is None or container.labels.get("outerproduct.node") == node
+            if agent_id is None or container.labels.get("outerproduct.agent") == agent_id
         ]
     finally:
         client.close()

@@ -187,6 +187,10 @@ class Stack:
                     raise AssertionError(f"node {name} did not register:\n{self.agents[name].log_tail()}")
                 time.sleep(0.05)
 
+    def agent_id(self, name: str = "box") -> str:
+        """What an agent's containers are labelled with."""
+        return (self.folder / f"agent-{name}" / "agent-id").read_text()
+
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return (("authorization", f"Bearer {self.api_key}"),)

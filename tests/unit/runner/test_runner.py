@@ -231,7 +231,7 @@ def test_an_uncaught_sigterm_is_an_exception_that_the_caller_can_rebuild(agent: 
 
 def test_an_async_function_cleans_up_after_sigterm(agent: FakeAgent) -> None:
     (agent.source / "module.py").write_text(
-        "import asyncio\nasync def f():\n    print('up', flush=True)\n    try: await asyncio.sleep(600)\n"
+        "import asyncio\nasync def f():\n    try:\n        print('up', flush=True)\n        await asyncio.sleep(600)\n"
         "    finally: print('saved', flush=True)"
     )
     agent.start()

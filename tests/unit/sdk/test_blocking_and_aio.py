@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import signal
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -46,11 +47,13 @@ def test_many_threads_share_one_loop() -> None:
 
 
 def test_ctrl_c_ends_the_wait_and_the_sdk_goes_on() -> None:
-    cancelled = threading.Event()
+    waiter, cancelled = threading.get_ident(), threading.Event()
 
     async def for_ever() -> None:
-        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
         try:
+            while sys._current_frames()[waiter].f_code is not threading.Condition.wait.__code__:
+                await asyncio.sleep(0)
+            os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
         finally:
             cancelled.set()
