@@ -144,10 +144,12 @@ class Agent:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set. Raises what kills a part."""
+        # Before the first hello: what is not in its inventory counts as lost.
+        await self._adopt()
         async with asyncio.TaskGroup() as group:
             parts = [
                 group.create_task(self._watch_engine(), name="engine"),
-                group.create_task(self._adopt(), name="adopt"),
+                group.create_task(self._remove_orphans_later(), name="orphans"),
                 group.create_task(self._watch_gpus(), name="gpus"),
                 group.create_task(self._watch_lease(), name="lease"),
                 group.create_task(self.gateway.run(), name="gateway"),
@@ -341,7 +343,7 @@ class Agent:
         self.gateway.beat()
 
     async def _adopt(self) -> None:
-        """Goes on with the Attempts of an earlier agent; removes containers that nobody knows."""
+        """Goes on with the Attempts of an earlier agent."""
         rebooted = await asyncio.to_thread(_boot_changed, self.config.data_dir / "boot_id", self.inventory.boot_id)
         for stored in await self.state.load():
             self.ledger.adopt(stored.name, stored.allocation)
@@ -350,6 +352,8 @@ class Agent:
                 stored.stop_message = f"{self.config.node_name} was booted while {stored.name} was running"
             log.info("attempt_adopted", attempt=stored.name, phase=stored.phase.name)
             self._begin(stored)
+
+    async def _remove_orphans_later(self) -> None:
         await asyncio.sleep(ORPHAN_GRACE_SECONDS)  # Not a wait for something: a grace period.
         await self._remove_orphans()
 

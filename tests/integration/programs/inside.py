@@ -144,3 +144,10 @@ def talk(lines: int) -> None:
     for number in range(lines):
         print(f"line {number}")
     os._exit(3)
+
+
+def count_slowly(lines: int) -> int:
+    for number in range(lines):
+        print(f"line {number}", flush=True)
+        time.sleep(0.1)
+    return lines

@@ -1,0 +1,1 @@
+"""A Docker engine that hands out GPUs on a machine that has none."""
