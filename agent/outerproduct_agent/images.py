@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 import docker.auth
 import structlog
+from uv import find_uv_bin
 
 from outerproduct.v1 import call_pb2 as pb
 from outerproduct_agent.engine import Engine, EngineError
@@ -193,15 +193,9 @@ class ImageStore:
         existing = await self._engine.image(f"{LAYER_REPOSITORY}:{tag}")
         if existing is not None:
             return str(existing["Id"])
-        uv = shutil.which("uv")
-        if uv is None:
-            raise ImageFailed(
-                pb.FAILURE_KIND_IMAGE_BUILD_FAILED,
-                "the agent's machine has no `uv`: install outerproduct-onprem[agent]",
-            )
         original = (await self._engine.image(parent.id) or {}).get("Config") or {}
         environment = ["UV_NO_CACHE=1", "UV_LINK_MODE=copy"]
-        mounts = [_read_only(Path(uv).resolve(), "/run/outerproduct-uv")]
+        mounts = [_read_only(Path(find_uv_bin()).resolve(), "/run/outerproduct-uv")]
         if self._settings.ca_bundle is not None:
             mounts.append(_read_only(self._settings.ca_bundle, "/run/outerproduct-ca.pem"))
             environment += ["SSL_CERT_FILE=/run/outerproduct-ca.pem"]
