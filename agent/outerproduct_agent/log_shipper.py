@@ -19,6 +19,8 @@ class LogShipper:
         self._spools: dict[str, LogSpool] = {}
         self._acked: dict[str, int] = {}
         self._sent: dict[str, int] = {}
+        self._unanswered: dict[str, int] = {}
+        """Chunks sent on this connection without an answer: each gets one, also the last, which has no bytes."""
         self._last_sent: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -38,9 +40,10 @@ class LogShipper:
             return
         self._acked[attempt] = max(self._acked[attempt], offset)
         self._sent[attempt] = max(self._sent.get(attempt, 0), self._acked[attempt])
-        if attempt in self._last_sent and self._acked[attempt] >= spool.size_bytes + spool.dropped_bytes:
+        self._unanswered[attempt] = self._unanswered.get(attempt, 0) - 1
+        if attempt in self._last_sent and not self._unanswered[attempt]:
             spool.remove()
-            for known in (self._spools, self._acked, self._sent):
+            for known in (self._spools, self._acked, self._sent, self._unanswered):
                 known.pop(attempt, None)
             self._last_sent.discard(attempt)
         self.wake()
@@ -49,6 +52,7 @@ class LogShipper:
         """Sends on one connection, for as long as it lasts."""
         self._sent = dict(self._acked)
         self._last_sent.clear()
+        self._unanswered.clear()
         while True:
             self._changed.clear()
             sent = False
@@ -66,6 +70,7 @@ class LogShipper:
         chunk = await spool.chunk_from(position)
         if chunk is None:
             return False
+        self._unanswered[attempt] = self._unanswered.get(attempt, 0) + 1
         await send(pb.AgentMessage(log=chunk))
         self._sent[attempt] = position + len(chunk.data)
         if chunk.last:
