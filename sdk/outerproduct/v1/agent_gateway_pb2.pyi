@@ -35,11 +35,17 @@ class AgentMessage(google.protobuf.message.Message):
         """First on every stream."""
 
     @property
-    def heartbeat(self) -> Global___Heartbeat: ...
+    def heartbeat(self) -> Global___Heartbeat:
+        """Every few seconds, also when nothing happens."""
+
     @property
-    def update(self) -> Global___AttemptUpdate: ...
+    def update(self) -> Global___AttemptUpdate:
+        """A change of one Attempt."""
+
     @property
-    def log(self) -> Global___LogChunk: ...
+    def log(self) -> Global___LogChunk:
+        """Output of one Attempt."""
+
     def __init__(
         self,
         *,
@@ -68,13 +74,21 @@ class SchedulerMessage(google.protobuf.message.Message):
         """First on every stream."""
 
     @property
-    def assign(self) -> Global___Assign: ...
+    def assign(self) -> Global___Assign:
+        """Run this."""
+
     @property
-    def cancel(self) -> Global___CancelAttempt: ...
+    def cancel(self) -> Global___CancelAttempt:
+        """Stop this."""
+
     @property
-    def acknowledge(self) -> Global___Acknowledge: ...
+    def acknowledge(self) -> Global___Acknowledge:
+        """Updates are stored."""
+
     @property
-    def log_acknowledge(self) -> Global___LogAcknowledge: ...
+    def log_acknowledge(self) -> Global___LogAcknowledge:
+        """Output is stored."""
+
     def __init__(
         self,
         *,
@@ -102,8 +116,11 @@ class HeldAttempt(google.protobuf.message.Message):
     name: builtins.str
     """Full name."""
     status: outerproduct.v1.call_pb2.AttemptStatus.ValueType
+    """Where it stands on this machine."""
     @property
-    def allocation(self) -> outerproduct.v1.resources_pb2.Allocation: ...
+    def allocation(self) -> outerproduct.v1.resources_pb2.Allocation:
+        """What it has; absent when only an update about it is left."""
+
     def __init__(
         self,
         *,
@@ -159,9 +176,13 @@ class Hello(google.protobuf.message.Message):
     not_ready_reason: builtins.str
     """Why the node takes no Attempts although it is connected (Docker is away, ...); empty when it does."""
     @property
-    def capacity(self) -> outerproduct.v1.resources_pb2.MachineCapacity: ...
+    def capacity(self) -> outerproduct.v1.resources_pb2.MachineCapacity:
+        """What the node offers in all."""
+
     @property
-    def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.resources_pb2.Gpu]: ...
+    def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.resources_pb2.Gpu]:
+        """All GPUs of the machine, also those that are not offered."""
+
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Labels from the agent's configuration."""
@@ -200,6 +221,7 @@ class AttemptUsage(google.protobuf.message.Message):
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     SHM_BYTES_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """Full name of the Attempt."""
     cpu_seconds: builtins.float
     """CPU seconds so far."""
     memory_bytes: builtins.int
@@ -230,8 +252,11 @@ class Heartbeat(google.protobuf.message.Message):
     USAGE_FIELD_NUMBER: builtins.int
     NOT_READY_REASON_FIELD_NUMBER: builtins.int
     not_ready_reason: builtins.str
+    """Why the node takes no Attempts; empty when it does."""
     @property
-    def sent_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def sent_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """By the node's clock."""
+
     @property
     def capacity(self) -> outerproduct.v1.resources_pb2.MachineCapacity:
         """Present when it has changed since the last message that had it."""
@@ -241,7 +266,9 @@ class Heartbeat(google.protobuf.message.Message):
         """With `capacity`: all GPUs."""
 
     @property
-    def usage(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AttemptUsage]: ...
+    def usage(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AttemptUsage]:
+        """Of each Attempt that runs."""
+
     def __init__(
         self,
         *,
@@ -278,13 +305,19 @@ class AttemptUpdate(google.protobuf.message.Message):
     status: outerproduct.v1.call_pb2.AttemptStatus.ValueType
     """PENDING: `detail` says what is being prepared. RUNNING: the function may begin. Else: `outcome` is set."""
     container_id: builtins.str
+    """Docker's id of its container; empty before there is one."""
     detail: builtins.str
+    """What is being done for it, for people; empty when there is nothing to say."""
     never_started: builtins.bool
     """With an end: the function can not have begun, so it may be repeated without counting."""
     @property
-    def allocation(self) -> outerproduct.v1.resources_pb2.Allocation: ...
+    def allocation(self) -> outerproduct.v1.resources_pb2.Allocation:
+        """What it has."""
+
     @property
-    def outcome(self) -> outerproduct.v1.call_pb2.Outcome: ...
+    def outcome(self) -> outerproduct.v1.call_pb2.Outcome:
+        """How it ended; only with an end."""
+
     @property
     def happened_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """By the node's clock, for people."""
@@ -320,10 +353,13 @@ class LogChunk(google.protobuf.message.Message):
     DROPPED_BYTES_FIELD_NUMBER: builtins.int
     LAST_FIELD_NUMBER: builtins.int
     attempt: builtins.str
+    """Full name of the Attempt."""
     stream: outerproduct.v1.run_service_pb2.LogStream.ValueType
+    """Which output."""
     offset: builtins.int
     """Position of `data` in the Attempt's output (both streams together) in bytes."""
     data: builtins.bytes
+    """As written by the container; at most 256 KiB."""
     dropped_bytes: builtins.int
     """Bytes that the agent had to drop right before `data`."""
     last: builtins.bool
@@ -387,7 +423,9 @@ class Assign(google.protobuf.message.Message):
     created_by: builtins.str
     """Name of the Call's creator."""
     @property
-    def spec(self) -> outerproduct.v1.call_pb2.CallSpec: ...
+    def spec(self) -> outerproduct.v1.call_pb2.CallSpec:
+        """The Call as it was asked for."""
+
     def __init__(
         self,
         *,
@@ -414,11 +452,13 @@ class CancelAttempt(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     attempt: builtins.str
+    """Full name."""
     grace_seconds: builtins.float
     """Seconds between SIGTERM and SIGKILL."""
     reason: outerproduct.v1.call_pb2.FailureKind.ValueType
     """CANCELLED, TIMEOUT or PARENT_ENDED."""
     message: builtins.str
+    """What the user is told."""
     def __init__(
         self,
         *,
@@ -439,6 +479,7 @@ class Acknowledge(google.protobuf.message.Message):
 
     SEQUENCE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
+    """Sequence number of the last update that is stored."""
     def __init__(
         self,
         *,
@@ -457,7 +498,9 @@ class LogAcknowledge(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     OFFSET_FIELD_NUMBER: builtins.int
     attempt: builtins.str
+    """Full name of the Attempt."""
     offset: builtins.int
+    """Position in the Attempt's output in bytes."""
     def __init__(
         self,
         *,

@@ -41,6 +41,7 @@ class NumaNode(google.protobuf.message.Message):
     CPU_IDS_FIELD_NUMBER: builtins.int
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     id: builtins.int
+    """The kernel's number of it."""
     cpu_ids: builtins.str
     """Kernel list format."""
     memory_bytes: builtins.int
@@ -77,8 +78,11 @@ class NodeInfo(google.protobuf.message.Message):
     SCHEDULER_FIELD_NUMBER: builtins.int
     CONNECTED_FIELD_NUMBER: builtins.int
     node: builtins.str
+    """Name of the node."""
     version: builtins.str
+    """Version of the agent."""
     boot_id: builtins.str
+    """The kernel's boot id."""
     cpu_ids: builtins.str
     """Logical CPUs that Attempts may use, kernel list format."""
     free_cpu_ids: builtins.str
@@ -94,18 +98,27 @@ class NodeInfo(google.protobuf.message.Message):
     scheduler: builtins.str
     """Address of the scheduler."""
     connected: builtins.bool
+    """Whether the stream to the scheduler is open."""
     @property
-    def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When this agent process started."""
+
     @property
-    def capacity(self) -> outerproduct.v1.resources_pb2.MachineCapacity: ...
+    def capacity(self) -> outerproduct.v1.resources_pb2.MachineCapacity:
+        """What it offers in all."""
+
     @property
     def allocated(self) -> outerproduct.v1.resources_pb2.MachineCapacity:
         """Given out now."""
 
     @property
-    def numa_nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NumaNode]: ...
+    def numa_nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NumaNode]:
+        """In order of their numbers; empty where the kernel shows none."""
+
     @property
-    def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.resources_pb2.Gpu]: ...
+    def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.resources_pb2.Gpu]:
+        """All GPUs of the machine, also those that are not offered."""
+
     def __init__(
         self,
         *,
@@ -159,10 +172,15 @@ class LocalAttempt(google.protobuf.message.Message):
     name: builtins.str
     """Full name."""
     status: outerproduct.v1.call_pb2.AttemptStatus.ValueType
+    """Where it stands on this machine."""
     container_id: builtins.str
+    """Docker's id of its container; empty before there is one."""
     image: builtins.str
+    """Base of its Image."""
     function: builtins.str
+    """"module:qualname"."""
     detail: builtins.str
+    """What is being done for it, for people; empty when there is nothing to say."""
     cpu_seconds: builtins.float
     """CPU seconds so far."""
     memory_bytes: builtins.int
@@ -170,9 +188,13 @@ class LocalAttempt(google.protobuf.message.Message):
     shm_bytes: builtins.int
     """Of these, in /dev/shm."""
     @property
-    def allocation(self) -> outerproduct.v1.resources_pb2.Allocation: ...
+    def allocation(self) -> outerproduct.v1.resources_pb2.Allocation:
+        """What it has."""
+
     @property
-    def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When its function may have begun; absent before."""
+
     def __init__(
         self,
         *,
@@ -199,7 +221,9 @@ class ListLocalAttemptsResponse(google.protobuf.message.Message):
 
     ATTEMPTS_FIELD_NUMBER: builtins.int
     @property
-    def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LocalAttempt]: ...
+    def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LocalAttempt]:
+        """In order of their assignment."""
+
     def __init__(
         self,
         *,
@@ -237,7 +261,9 @@ class LocalImage(google.protobuf.message.Message):
     python_version: builtins.str
     """"major.minor" of the Python that the runner uses; empty when it was not probed yet."""
     @property
-    def last_used_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def last_used_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When an Attempt last started with it."""
+
     def __init__(
         self,
         *,
@@ -258,7 +284,9 @@ class ListImagesResponse(google.protobuf.message.Message):
 
     IMAGES_FIELD_NUMBER: builtins.int
     @property
-    def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LocalImage]: ...
+    def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LocalImage]:
+        """Newest use first."""
+
     def __init__(
         self,
         *,

@@ -43,7 +43,9 @@ class FindMissingBlobsResponse(google.protobuf.message.Message):
 
     MISSING_FIELD_NUMBER: builtins.int
     @property
-    def missing(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.payload_pb2.BlobRef]: ...
+    def missing(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.payload_pb2.BlobRef]:
+        """In the order of the request."""
+
     def __init__(
         self,
         *,
@@ -103,6 +105,7 @@ class DownloadBlobResponse(google.protobuf.message.Message):
 
     CHUNK_FIELD_NUMBER: builtins.int
     chunk: builtins.bytes
+    """At most 1 MiB."""
     def __init__(
         self,
         *,

@@ -448,21 +448,29 @@ class CallSpec(google.protobuf.message.Message):
     True: only the end of the function itself counts, and it is told the count.
     """
     @property
-    def function(self) -> Global___Function: ...
+    def function(self) -> Global___Function:
+        """What is called."""
+
     @property
     def arguments(self) -> outerproduct.v1.payload_pb2.Payload:
         """Pickled (args, kwargs)."""
 
     @property
-    def image(self) -> Global___Image: ...
+    def image(self) -> Global___Image:
+        """What it runs in."""
+
     @property
-    def compute(self) -> outerproduct.v1.resources_pb2.ComputeSpec: ...
+    def compute(self) -> outerproduct.v1.resources_pb2.ComputeSpec:
+        """What it needs."""
+
     @property
     def env_vars(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Environment of the function. Values never reach logs, labels or `docker inspect`."""
 
     @property
-    def retry_strategy(self) -> Global___RetryStrategy: ...
+    def retry_strategy(self) -> Global___RetryStrategy:
+        """How often it may be repeated; absent: never."""
+
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """For people and for filters; kept with the Call."""
@@ -516,6 +524,7 @@ class Failure(google.protobuf.message.Message):
     OOM_KILLS_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
     kind: Global___FailureKind.ValueType
+    """What kind of failure."""
     message: builtins.str
     """What happened, to what, and what to do."""
     exception_type: builtins.str
@@ -580,7 +589,9 @@ class Outcome(google.protobuf.message.Message):
         """The pickled return value."""
 
     @property
-    def failure(self) -> Global___Failure: ...
+    def failure(self) -> Global___Failure:
+        """Why there is no value."""
+
     def __init__(
         self,
         *,
@@ -616,14 +627,21 @@ class Run(google.protobuf.message.Message):
     created_by: builtins.str
     """Name of the API key that created it."""
     status: Global___RunStatus.ValueType
+    """The state of its root Call."""
     error_message: builtins.str
     """The failure's message; empty unless failed or cancelled."""
     @property
-    def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was stored."""
+
     @property
-    def updated_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def updated_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it last changed."""
+
     @property
-    def root_call(self) -> Global___Call: ...
+    def root_call(self) -> Global___Call:
+        """The Call that the Run began with."""
+
     def __init__(
         self,
         *,
@@ -691,6 +709,7 @@ class Call(google.protobuf.message.Message):
     run: builtins.str
     """"runs/<uuid>"."""
     created_by: builtins.str
+    """Name of the API key whose Run it is."""
     parent_call: builtins.str
     """Full name of the Call that created it; empty for the root."""
     child_index: builtins.int
@@ -698,39 +717,57 @@ class Call(google.protobuf.message.Message):
     function: builtins.str
     """"module:qualname"."""
     status: Global___CallStatus.ValueType
+    """Where it stands."""
     attempt_count: builtins.int
+    """Attempts so far."""
     latest_attempt: builtins.str
     """Full name of the newest Attempt; empty before the first."""
     error_message: builtins.str
+    """The failure's message; empty unless failed or cancelled."""
     pending_reason: builtins.str
     """Why it waits, true now; empty when it does not wait."""
     image: builtins.str
     """Base of the Image, for people."""
     display_name: builtins.str
+    """Label for people."""
     timeout_seconds: builtins.float
     """Seconds; 0: none."""
     @property
-    def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was stored."""
+
     @property
     def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the function of the first Attempt may have begun; absent before."""
 
     @property
-    def updated_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def updated_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it last changed."""
+
     @property
-    def finished_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def finished_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it ended; absent before."""
+
     @property
     def outcome(self) -> Global___Outcome:
         """Present at the end."""
 
     @property
-    def compute(self) -> outerproduct.v1.resources_pb2.ComputeSpec: ...
+    def compute(self) -> outerproduct.v1.resources_pb2.ComputeSpec:
+        """What it asked for."""
+
     @property
-    def argument_previews(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ArgumentPreview]: ...
+    def argument_previews(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ArgumentPreview]:
+        """Of its arguments, at most 32."""
+
     @property
-    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """As given with the CallSpec."""
+
     @property
-    def retry_strategy(self) -> Global___RetryStrategy: ...
+    def retry_strategy(self) -> Global___RetryStrategy:
+        """As given with the CallSpec."""
+
     def __init__(
         self,
         *,
@@ -790,20 +827,31 @@ class Attempt(google.protobuf.message.Message):
     number: builtins.int
     """1, 2, ..."""
     status: Global___AttemptStatus.ValueType
+    """Where it stands."""
     error_message: builtins.str
+    """The failure's message; empty unless failed or cancelled."""
     node: builtins.str
     """Name of the node."""
     container_id: builtins.str
+    """Docker's id of its container; empty before there is one."""
     detail: builtins.str
     """What the agent is doing for it now ("pulling python:3.12-slim, 43 %"); empty when it runs."""
     @property
-    def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was stored."""
+
     @property
-    def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When its function may have begun; absent before."""
+
     @property
-    def updated_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def updated_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it last changed."""
+
     @property
-    def finished_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def finished_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it ended; absent before."""
+
     @property
     def allocation(self) -> outerproduct.v1.resources_pb2.Allocation:
         """What was pinned there; absent before the agent said."""

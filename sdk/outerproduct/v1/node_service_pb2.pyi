@@ -64,14 +64,19 @@ class NodeStatus(google.protobuf.message.Message):
     LAST_SEEN_AT_FIELD_NUMBER: builtins.int
     DRAIN_DEADLINE_FIELD_NUMBER: builtins.int
     condition: Global___NodeCondition.ValueType
+    """Whether it takes Attempts."""
     reason: builtins.str
     """Why it is not READY; empty otherwise."""
     attempt_count: builtins.int
     """Attempts on the machine now."""
     @property
-    def allocated_resources(self) -> outerproduct.v1.resources_pb2.ComputeResources: ...
+    def allocated_resources(self) -> outerproduct.v1.resources_pb2.ComputeResources:
+        """Given out now."""
+
     @property
-    def last_seen_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def last_seen_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When its agent was last heard."""
+
     @property
     def drain_deadline(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """With DRAINING: when what still runs is stopped."""
@@ -122,11 +127,17 @@ class Node(google.protobuf.message.Message):
     agent_version: builtins.str
     """Version of the agent."""
     @property
-    def total_resources(self) -> outerproduct.v1.resources_pb2.ComputeResources: ...
+    def total_resources(self) -> outerproduct.v1.resources_pb2.ComputeResources:
+        """What it offers, the system's reserve taken off."""
+
     @property
-    def status(self) -> Global___NodeStatus: ...
+    def status(self) -> Global___NodeStatus:
+        """What changes."""
+
     @property
-    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """From the agent's configuration and from operators."""
+
     @property
     def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.resources_pb2.Gpu]:
         """Every GPU of the machine with its state; empty for "<machine>/<type>"."""
@@ -158,6 +169,7 @@ class ListNodesRequest(google.protobuf.message.Message):
     page_size: builtins.int
     """At most 1,000; 0: 1,000."""
     page_token: builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
     def __init__(
         self,
         *,
@@ -176,8 +188,11 @@ class ListNodesResponse(google.protobuf.message.Message):
     NODES_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """Where the next page begins; empty at the end."""
     @property
-    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Node]: ...
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Node]:
+        """In order of their names."""
+
     def __init__(
         self,
         *,
@@ -194,6 +209,7 @@ class GetNodeRequest(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """Name of the node."""
     def __init__(
         self,
         *,
@@ -210,6 +226,7 @@ class CordonNodeRequest(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """Name of the node."""
     reason: builtins.str
     """For people; shown as the node's reason."""
     def __init__(
@@ -228,6 +245,7 @@ class UncordonNodeRequest(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """Name of the node."""
     def __init__(
         self,
         *,
@@ -245,9 +263,11 @@ class DrainNodeRequest(google.protobuf.message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """Name of the node."""
     deadline_seconds: builtins.float
     """Seconds until what still runs is stopped; 0: never, wait for the end."""
     reason: builtins.str
+    """For people; shown as the node's reason."""
     def __init__(
         self,
         *,
@@ -282,8 +302,11 @@ class SetNodeLabelsRequest(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """Name of the node."""
     @property
-    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """All labels that operators give it from now on."""
+
     def __init__(
         self,
         *,

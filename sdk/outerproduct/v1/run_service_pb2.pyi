@@ -79,7 +79,9 @@ class NewRun(google.protobuf.message.Message):
     request_id: builtins.str
     """UUID made by the client: the Run's id. The same id with the same spec is the same Run; with another, an error."""
     @property
-    def spec(self) -> outerproduct.v1.call_pb2.CallSpec: ...
+    def spec(self) -> outerproduct.v1.call_pb2.CallSpec:
+        """The root Call."""
+
     def __init__(
         self,
         *,
@@ -138,7 +140,9 @@ class NewCall(google.protobuf.message.Message):
     child_index: builtins.int
     """Position among the Calls that the parent creates, from 0."""
     @property
-    def spec(self) -> outerproduct.v1.call_pb2.CallSpec: ...
+    def spec(self) -> outerproduct.v1.call_pb2.CallSpec:
+        """The child."""
+
     def __init__(
         self,
         *,
@@ -211,6 +215,7 @@ class ListRunsRequest(google.protobuf.message.Message):
     page_size: builtins.int
     """At most 1,000; 0: 100."""
     page_token: builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
     def __init__(
         self,
         *,
@@ -230,7 +235,9 @@ class ListRunsResponse(google.protobuf.message.Message):
     next_page_token: builtins.str
     """Empty at the end."""
     @property
-    def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.call_pb2.Run]: ...
+    def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.call_pb2.Run]:
+        """Newest first."""
+
     def __init__(
         self,
         *,
@@ -247,6 +254,7 @@ class CancelRunRequest(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """"runs/<uuid>"."""
     def __init__(
         self,
         *,
@@ -287,6 +295,7 @@ class ListCallsRequest(google.protobuf.message.Message):
     page_size: builtins.int
     """At most 1,000; 0: 100."""
     page_token: builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
     def __init__(
         self,
         *,
@@ -306,8 +315,11 @@ class ListCallsResponse(google.protobuf.message.Message):
     CALLS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """Where the next page begins; empty at the end."""
     @property
-    def calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.call_pb2.Call]: ...
+    def calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.call_pb2.Call]:
+        """In order of creation."""
+
     def __init__(
         self,
         *,
@@ -324,6 +336,7 @@ class CancelCallRequest(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """"runs/<uuid>/calls/<id>"."""
     def __init__(
         self,
         *,
@@ -407,6 +420,7 @@ class ListAttemptsRequest(google.protobuf.message.Message):
     page_size: builtins.int
     """At most 1,000; 0: 100."""
     page_token: builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
     def __init__(
         self,
         *,
@@ -425,8 +439,11 @@ class ListAttemptsResponse(google.protobuf.message.Message):
     ATTEMPTS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
+    """Where the next page begins; empty at the end."""
     @property
-    def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.call_pb2.Attempt]: ...
+    def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.call_pb2.Attempt]:
+        """In order of their numbers."""
+
     def __init__(
         self,
         *,
@@ -470,6 +487,7 @@ class ReadLogsResponse(google.protobuf.message.Message):
     NEXT_OFFSET_FIELD_NUMBER: builtins.int
     DROPPED_BYTES_FIELD_NUMBER: builtins.int
     stream: Global___LogStream.ValueType
+    """Which output."""
     data: builtins.bytes
     """As written by the container; any bytes."""
     next_offset: builtins.int
