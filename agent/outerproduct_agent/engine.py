@@ -118,7 +118,6 @@ class Engine:
                     options={"com.docker.network.bridge.enable_icc": "false"},
                     labels={"outerproduct.network": name},
                 )
-                await self.call(network.reload)
             except AlreadyThere:
                 network = await self.call(self._client.networks.get, name)
         try:

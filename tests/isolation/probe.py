@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 NEIGHBOUR_PORT = 7000
 NEIGHBOUR_SECRET = "the neighbour's secret"
 SHM_KEY = 0x6F70
-CONNECT_SECONDS = 1.0
+CONNECT_SECONDS = 0.5
 LEFT_BEHIND_SECONDS = 10.0
 
 _CLONE_NEWUSER = 0x10000000
@@ -31,9 +36,11 @@ _PTRACE_ATTACH = 16
 _IPC_CREAT = 0o1000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _X86_64 = {"add_key": 248, "bpf": 321, "perf_event_open": 298, "kexec_load": 246, "open_by_handle_at": 304,
-           "init_module": 175, "userfaultfd": 323, "iopl": 172, "io_uring_setup": 425}  # fmt: skip
+           "init_module": 175, "iopl": 172}  # fmt: skip
 _AARCH64 = {"add_key": 217, "bpf": 280, "perf_event_open": 241, "kexec_load": 104, "open_by_handle_at": 265,
-            "init_module": 105, "userfaultfd": 282, "io_uring_setup": 425}  # fmt: skip
+            "init_module": 105}  # fmt: skip
+# On cgroup v1 the folder above is a private tmpfs that only holds the mounts.
+_OWN_CGROUP = "/sys/fs/cgroup/pids" if os.path.exists("/sys/fs/cgroup/pids") else "/sys/fs/cgroup"
 SYSTEM_CALLS = _X86_64 if os.uname().machine == "x86_64" else _AARCH64
 
 
@@ -48,7 +55,21 @@ def tried(attempt: Callable[[], object]) -> str:
     return "done"
 
 
-def look(targets: dict[str, tuple[str, int]]) -> dict[str, object]:
+def tried_apart(attempt: Callable[[], object]) -> str:
+    """The same in a process of its own, since what works would change the rest of the look."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, tried(attempt).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        said = answer.read().decode()
+    os.waitpid(child, 0)
+    return said or "died"
+
+
+def look(targets: dict[str, tuple[str, int]]) -> dict[str, Any]:
     """Everything, by name. `targets`: what to connect to."""
     return {
         "affinity": sorted(os.sched_getaffinity(0)),
@@ -61,10 +82,11 @@ def look(targets: dict[str, tuple[str, int]]) -> dict[str, object]:
         "mounts": _mounts(),
         "writes": {path: tried(lambda path=path: _write(path)) for path in WRITES},  # type: ignore[misc]
         "reads": {path: _readable(path) for path in READS},
+        "unmasked": [path for path in MASKED if os.path.exists(path) and not os.path.ismount(path)],
         "processes": {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in _pids()},
         "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")},
-        "calls": {name: tried(attempt) for name, attempt in _attempts().items()},
-        "connects": {name: _connect(tuple(target)) for name, target in targets.items()},
+        "calls": {name: tried_apart(attempt) for name, attempt in _attempts().items()},
+        "connects": _connects(targets),
         "interfaces": sorted(os.listdir("/sys/class/net")),
         "abstract_sockets": [line.split()[-1] for line in open("/proc/net/unix") if "@" in line],
         "env": dict(os.environ),
@@ -77,7 +99,6 @@ def look(targets: dict[str, tuple[str, int]]) -> dict[str, object]:
         "limits": {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in LIMITS},
         "host_name": socket.gethostname(),
         "zombies": _zombies_left(),
-        "python_cpu_count": os.environ.get("PYTHON_CPU_COUNT"),
     }
 
 
@@ -90,12 +111,12 @@ WRITES = (
     "/proc/sysrq-trigger",
     "/proc/irq/default_smp_affinity",
     "/sys/kernel/mm/transparent_hugepage/enabled",
-    "/sys/fs/cgroup/x",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
     "/sys/fs/cgroup/cpuset/cpuset.cpus",
     "/tmp/x",
 )
-READS = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware", "/proc/scsi", "/proc/acpi", "/dev/kmsg")
+MASKED = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/scsi", "/proc/acpi", "/sys/firmware")
+READS = (*MASKED, "/dev/kmsg")
 DOCKER_SOCKETS = (
     "/var/run/docker.sock",
     "/run/docker.sock",
@@ -107,9 +128,9 @@ LIMITS = ("CORE", "NOFILE", "MEMLOCK")
 
 def _attempts() -> dict[str, Callable[[], object]]:
     """Things that only an administrator of the machine may do."""
-    number = time.time()
     first_of_disk = os.makedev(259, 0)
     return {
+        "make_cgroup": lambda: os.mkdir(_OWN_CGROUP + "/x"),
         "mount": lambda: _libc("mount", b"none", b"/mnt", b"tmpfs", 0, None),
         "unshare_user": lambda: _libc("unshare", _CLONE_NEWUSER),
         "unshare_mount": lambda: _libc("unshare", _CLONE_NEWNS),
@@ -121,7 +142,8 @@ def _attempts() -> dict[str, Callable[[], object]]:
         "packet_socket": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close(),
         "add_route": _add_route,
         "set_host_name": lambda: socket.sethostname("elsewhere"),
-        "set_clock": lambda: time.clock_settime(time.CLOCK_REALTIME, number),
+        # ADJ_TICK to an impossible value: without the capability EPERM, with it EINVAL and no harm to the host.
+        "set_clock": lambda: _libc("adjtimex", struct.pack("=I", 0x4000) + bytes(252)),
         "read_kernel_log": lambda: _libc("klogctl", 10, None, 0),
         "reboot": lambda: _libc("reboot", 0),
         "swapon": lambda: _libc("swapon", b"/tmp/none", 0),
@@ -161,8 +183,6 @@ def _setns(path: str) -> None:
 
 def _add_route() -> None:
     # SIOCADDRT with an empty request: the kernel checks the capability first.
-    import fcntl  # noqa: PLC0415
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, 0x890B, bytes(120))
 
@@ -173,8 +193,9 @@ def _raise_limit(kind: int) -> None:
 
 
 def _pid_beyond() -> int:
-    """The agent's side of the machine, were its processes here: the highest id that is not a child of ours."""
-    return 2 if Path("/proc/2/comm").exists() and Path("/proc/2/comm").read_text() == "kthreadd\n" else 99_999
+    """Where the host's processes are seen, that is the kernel's own second one; else nobody."""
+    comm = Path("/proc/2/comm")
+    return 2 if comm.exists() and comm.read_text() == "kthreadd\n" else 99_999
 
 
 def _widened_affinity() -> list[int]:
@@ -183,7 +204,8 @@ def _widened_affinity() -> list[int]:
 
 
 def _of_child(program: str) -> list[int]:
-    found: list[int] = json.loads(subprocess.run([sys.executable, "-c", program], capture_output=True).stdout)
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    found: list[int] = json.loads(done.stdout)
     return found
 
 
@@ -252,8 +274,18 @@ def _pids() -> list[str]:
     return [name for name in os.listdir("/proc") if name.isdigit() and os.path.exists(f"/proc/{name}/comm")]
 
 
-def _connect(target: tuple[str, int]) -> str:
-    return tried(lambda: socket.create_connection(target, CONNECT_SECONDS).close())
+def _connects(targets: dict[str, tuple[str, int]]) -> dict[str, str]:
+    """All at once: what is dropped silently takes as long as one is ready to wait."""
+
+    with ThreadPoolExecutor(len(targets)) as threads:
+        answers = {name: threads.submit(tried, partial(reach, target)) for name, target in targets.items()}
+        return {name: answer.result() for name, answer in answers.items()}
+
+
+def reach(target: tuple[str, int]) -> None:
+    """Connects and hangs up."""
+    host, port = target
+    socket.create_connection((host, port), CONNECT_SECONDS).close()
 
 
 def _connect_unix(path: str) -> None:
@@ -308,6 +340,7 @@ def be_neighbour() -> None:
     with socket.socket(socket.AF_UNIX) as here, socket.create_server(("0.0.0.0", NEIGHBOUR_PORT)) as server:
         here.bind("\0outerproduct-neighbour")
         here.listen()
+        print("ready", flush=True)
         while True:
             server.accept()[0].close()
 

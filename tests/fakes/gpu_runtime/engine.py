@@ -19,6 +19,10 @@ from pathlib import Path
 
 import docker
 
+_RUNTIME = """#!/bin/sh
+case " $* " in *" create "*) echo "$*" >>"$(dirname "$0")/created" ;; esac
+exec runc "$@"
+"""
 READY_SECONDS = 60
 STOP_SECONDS = 30
 HOOK = "nvidia-container-runtime-hook"
@@ -50,6 +54,11 @@ class GpuEngine:
         found = [json.loads(line) for line in lines]
         return [Asked(tuple(one["uuids"]), frozenset(one["capabilities"].split(","))) for one in found]
 
+    def containers_of_nvidias_runtime(self) -> int:
+        """How many were created by the engine's default runtime, which stands for NVIDIA's."""
+        record = self.folder / "bin" / "created"
+        return len(record.read_text().splitlines()) if record.exists() else 0
+
     def load_image(self, image: str) -> None:
         """Copies an image from the machine's own engine."""
         save = subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE)
@@ -73,9 +82,14 @@ def gpu_engine(folder: Path, uuids: Sequence[str]) -> Iterator[GpuEngine]:
     command = [
         "unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh",
         "dockerd", "--host", engine.url, "--data-root", str(folder / "data"), "--exec-root", str(folder / "exec"),
-        "--pidfile", str(folder / "pid"), "--config-file", str(folder / "none.json"),
+        "--pidfile", str(folder / "pid"), "--config-file", str(folder / "daemon.json"),
     ]  # fmt: skip
-    (folder / "none.json").write_text("{}")
+    runtime = programs / "nvidia-container-runtime"
+    runtime.write_text(_RUNTIME)
+    runtime.chmod(0o755)
+    # As `nvidia-ctk runtime configure --set-as-default` leaves it.
+    settings = {"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": str(runtime)}}}
+    (folder / "daemon.json").write_text(json.dumps(settings))
     with (folder / "dockerd.log").open("wb") as log:
         process = subprocess.Popen(
             command,

@@ -1,8 +1,9 @@
 """Stands in for nvidia-container-runtime-hook: Docker runs it as a prestart hook of every container with GPUs.
 
-It gets the OCI state on standard input (https://github.com/opencontainers/runtime-spec/blob/main/runtime.md#state), reads
-from the bundle's environment which GPUs were asked for, as NVIDIA's does, and makes device nodes in the container's
-/dev: /dev/nvidiaN for the N-th GPU of the machine. It writes down what it was asked for. Standard library only.
+It gets the OCI state on standard input (https://github.com/opencontainers/runtime-spec/blob/main/runtime.md#state),
+reads from the bundle's environment which GPUs were asked for, as NVIDIA's does, and makes device nodes in the
+container's /dev: /dev/nvidiaN for the N-th GPU of the machine. It writes down what it was asked for. Standard library
+only.
 """
 
 from __future__ import annotations
