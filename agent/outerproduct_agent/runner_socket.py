@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -35,6 +36,7 @@ MAX_CONNECTIONS = 256
 HELLO_SECONDS = 30.0
 
 _LENGTHS = struct.Struct(">II")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _EXCEPTION_KINDS = {
     "EXCEPTION": call_pb2.FAILURE_KIND_EXCEPTION,
     "FUNCTION_NOT_LOADED": call_pb2.FAILURE_KIND_FUNCTION_NOT_LOADED,
@@ -290,8 +292,10 @@ def _sync(file: Any) -> None:
 
 def _blob_ref(header: dict[str, Any]) -> payload_pb2.BlobRef:
     sha256, size = header.get("sha256"), header.get("size_bytes")
-    if not isinstance(sha256, str) or not isinstance(size, int) or not 0 <= size <= MAX_OUTCOME_BYTES:
-        raise ProtocolError("a blob needs sha256 and size_bytes")
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise ProtocolError("a blob needs sha256 with 64 lower-case hex digits")
+    if not isinstance(size, int) or not 0 <= size <= MAX_OUTCOME_BYTES:
+        raise ProtocolError("a blob needs size_bytes")
     return payload_pb2.BlobRef(sha256=sha256, size_bytes=size)
 
 

@@ -78,7 +78,7 @@ class SchedulerLink:
         answer_class = message_factory.GetMessageClass(descriptor.output_type)
         try:
             request = json_format.Parse(request_json, request_class())
-        except json_format.ParseError as error:
+        except (json_format.ParseError, ValueError) as error:
             raise Refused("INVALID_ARGUMENT", f"{method}: {error}") from error
         invoke: Any = self.channel.unary_unary(
             f"/{descriptor.containing_service.full_name}/{descriptor.name}",

@@ -31,6 +31,14 @@ need_packages() {
   rm -f "$log"
 }
 
+# drop_stale_pidfile FILE PROGRAM: an engine that was killed leaves its process id behind. When another program has that
+# id by now, Docker would take the engine for running and refuse to start.
+drop_stale_pidfile() {
+  local pid
+  pid=$(cat "$1" 2>/dev/null) || return 0
+  [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$2" ] || rm -f "$1"
+}
+
 # need_docker: a Docker engine that answers; installs and starts one where there is none.
 # With systemd the engine is the machine's service. Without (a container, a minimal machine) it is started here, and
 # its process id is kept in DOCKERD_PID, so that the caller can end what it started.
@@ -49,6 +57,8 @@ need_docker() {
   else
     say "starting dockerd"
     mkdir -p /var/log
+    drop_stale_pidfile /var/run/docker.pid dockerd
+    drop_stale_pidfile /var/run/docker/containerd/containerd.pid containerd
     # A session of its own: a Ctrl-C meant for the caller must not end the engine under its containers.
     setsid dockerd >/var/log/outerproduct-dockerd.log 2>&1 </dev/null &
     DOCKERD_PID=$!
