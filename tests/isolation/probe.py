@@ -83,7 +83,7 @@ def look(targets: dict[str, tuple[str, int]]) -> dict[str, Any]:
         "writes": {path: tried(lambda path=path: _write(path)) for path in WRITES},  # type: ignore[misc]
         "reads": {path: _readable(path) for path in READS},
         "unmasked": [path for path in MASKED if os.path.exists(path) and not os.path.ismount(path)],
-        "processes": {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in _pids()},
+        "processes": {pid: name for pid in _pids() if (name := _program_of(pid))},
         "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")},
         "calls": {name: tried_apart(attempt) for name, attempt in _attempts().items()},
         "connects": _connects(targets),
@@ -268,6 +268,14 @@ def _readable(path: str) -> int:
             os.close(descriptor)
     except OSError:
         return 0
+
+
+def _program_of(pid: str) -> str:
+    """Empty for a process that has ended since it was listed."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _pids() -> list[str]:
