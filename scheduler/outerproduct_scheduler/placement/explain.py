@@ -141,7 +141,9 @@ def _obstacle(shape: Shape, node: Node, holder: Waiting | None, waiting: Waiting
     if holder is waiting:
         return "is held for it"
     if holder is not None:
-        return f"is held for Call {holder.call.call_id}, which is larger and before it"
+        # Whose Call it is and what it is called is nobody else's business.
+        mine = holder.call.owner == waiting.call.owner
+        return f"is held for {f'Call {holder.call.call_id}' if mine else 'a Call of another user'}, which is before it"
     return "has room: it starts with the next placement"
 
 

@@ -351,6 +351,15 @@ def test_the_reason_names_the_call_for_which_a_node_is_held() -> None:
     assert "n is held for Call large" in placement.pending_reason("small", 0.0)
 
 
+def test_the_reason_never_names_the_call_of_another_user() -> None:
+    placement = blocked_by_a_large_call(spec(4, "L4"), None, None)
+    placement.submit(call("small", spec(1, "L4"), owner="bob", at=2.0))
+    placement.place(0.0)
+    reason = placement.pending_reason("small", 0.0)
+    assert "large" not in reason
+    assert "n is held for a Call of another user" in reason
+
+
 def test_the_reason_counts_nodes_that_it_does_not_name() -> None:
     placement = cluster(**{f"n{number:02}": {"L4": 1} for number in range(15)})
     for number in range(15):
