@@ -18,57 +18,23 @@ from outerproduct_agent.agent import Agent
 from outerproduct_agent.config import AgentConfig
 from outerproduct_agent.engine import EngineError
 from outerproduct_agent.scheduler_link import SchedulerLink
+from outerproduct_service import logs
+from outerproduct_service.settings import EXIT_FAILED, exit_for_configuration, flags_of
 
 log = structlog.get_logger()
 
-EXIT_CONFIGURATION = 2
-EXIT_FAILED = 1
-
-
-def _options(command: Any) -> Any:
-    """One flag for each key of the configuration."""
-    for name, entry in reversed(AgentConfig.model_fields.items()):
-        flag = f"--{name.replace('_', '-')}"
-        if entry.annotation is bool:
-            command = click.option(flag, is_flag=True, default=None, help=entry.description)(command)
-        else:
-            command = click.option(flag, default=None, help=entry.description)(command)
-    return click.option(
-        "--config", "config_file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="TOML file"
-    )(command)
-
 
 @click.command()
-@_options
+@flags_of(AgentConfig)
 def main(config_file: Path | None, **flags: Any) -> None:
     """Runs the agent until SIGTERM; containers run on, unless --stop-attempts-on-exit."""
     try:
-        config = AgentConfig.load(config_file, {name: value for name, value in flags.items() if value is not None})
+        config = AgentConfig.load(config_file, flags)
         token = config.token()
         ca = config.tls_ca.read_bytes() if config.tls_ca else None
-    except ValidationError as error:
-        for problem in error.errors():
-            where = ".".join(str(part) for part in problem["loc"]) or "configuration"
-            click.echo(f"error: {where}: {problem['msg']}", err=True)
-        sys.exit(EXIT_CONFIGURATION)
-    except (OSError, ValueError) as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_CONFIGURATION)
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if config.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    except (ValidationError, OSError, ValueError) as error:
+        exit_for_configuration(error)
+    logs.configure(config.log_format)
     try:
         asyncio.run(_run(config, token, ca))
     except (OSError, EngineError) as error:

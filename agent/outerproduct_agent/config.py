@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import SettingsConfigDict
+
+from outerproduct_service.settings import ServiceConfig, host_and_port, is_loopback
 
 
-class AgentConfig(BaseSettings):
+class AgentConfig(ServiceConfig):
     """Every key of the file is a flag and an environment variable too; unknown keys are refused."""
 
     model_config = SettingsConfigDict(env_prefix="OUTERPRODUCT_AGENT_", extra="forbid")
@@ -36,10 +36,7 @@ class AgentConfig(BaseSettings):
     @field_validator("listen", "scheduler")
     @classmethod
     def _host_and_port(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"{value!r} must be HOST:PORT, such as 127.0.0.1:50052")
-        return value
+        return host_and_port(value)
 
     @field_validator("node_name")
     @classmethod
@@ -70,34 +67,3 @@ class AgentConfig(BaseSettings):
                 "the file that holds it"
             )
         return self.token_file.read_text().strip()
-
-    @classmethod
-    def load(cls, file: Path | None, flags: dict[str, Any]) -> AgentConfig:
-        """Raises pydantic's ValidationError, which names the key."""
-
-        class FromFile(cls):  # type: ignore[valid-type, misc]
-            @classmethod
-            def settings_customise_sources(
-                cls,
-                settings_cls: type[BaseSettings],
-                init_settings: PydanticBaseSettingsSource,
-                env_settings: PydanticBaseSettingsSource,
-                dotenv_settings: PydanticBaseSettingsSource,
-                file_secret_settings: PydanticBaseSettingsSource,
-            ) -> tuple[PydanticBaseSettingsSource, ...]:
-                toml = (TomlConfigSettingsSource(settings_cls, file),) if file else ()
-                return (init_settings, env_settings, *toml)
-
-        loaded: AgentConfig = FromFile(**flags)
-        return loaded
-
-
-def is_loopback(address: str) -> bool:
-    """Whether HOST:PORT is on this machine only."""
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import structlog
 from pydantic import ValidationError
 
 from outerproduct_scheduler import keys as api_keys
@@ -17,57 +16,26 @@ from outerproduct_scheduler.config import SchedulerConfig
 from outerproduct_scheduler.database import make_engine, migrate
 from outerproduct_scheduler.errors import SchedulerError
 from outerproduct_scheduler.server import serve
-
-EXIT_CONFIGURATION = 2
-EXIT_FAILED = 1
-
-
-def _options(command: Any) -> Any:
-    """One flag for each key of the configuration."""
-    for name, entry in reversed(SchedulerConfig.model_fields.items()):
-        flag = f"--{name.replace('_', '-')}"
-        if entry.annotation is bool:
-            command = click.option(flag, is_flag=True, default=None, help=entry.description)(command)
-        else:
-            command = click.option(flag, default=None, help=entry.description)(command)
-    return click.option(
-        "--config", "config_file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="TOML file"
-    )(command)
+from outerproduct_service import logs
+from outerproduct_service.settings import EXIT_FAILED, exit_for_configuration, flags_of
 
 
 def _load(config_file: Path | None, flags: dict[str, Any]) -> SchedulerConfig:
     try:
-        return SchedulerConfig.load(config_file, {name: value for name, value in flags.items() if value is not None})
-    except ValidationError as error:
-        for problem in error.errors():
-            where = ".".join(str(part) for part in problem["loc"]) or "configuration"
-            click.echo(f"error: {where}: {problem['msg']}", err=True)
-        sys.exit(EXIT_CONFIGURATION)
+        return SchedulerConfig.load(config_file, flags)
+    except (ValidationError, OSError, ValueError) as error:
+        exit_for_configuration(error)
 
 
 @click.group(invoke_without_command=True)
-@_options
+@flags_of(SchedulerConfig)
 @click.pass_context
 def main(context: click.Context, /, config_file: Path | None, **flags: Any) -> None:
     """Runs the scheduler until SIGTERM."""
     if context.invoked_subcommand is not None:
         return
     config = _load(config_file, flags)
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if config.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    logs.configure(config.log_format)
     try:
         asyncio.run(serve(config))
     except OSError as error:

@@ -60,6 +60,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     f"{_V1}RunService/GetAttempt": CALLERS,
     f"{_V1}RunService/ListAttempts": CALLERS,
     f"{_V1}RunService/ReadLogs": CALLERS,
+    f"{_V1}RunService/ListLiveAttempts": USERS,
     f"{_V1}BlobService/FindMissingBlobs": EVERYBODY,
     f"{_V1}BlobService/UploadBlob": EVERYBODY,
     f"{_V1}BlobService/DownloadBlob": EVERYBODY,
@@ -69,6 +70,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     f"{_V1}NodeService/UncordonNode": OPERATORS,
     f"{_V1}NodeService/DrainNode": OPERATORS,
     f"{_V1}NodeService/SetNodeLabels": OPERATORS,
+    f"{_V1}NodeService/ForgetNode": OPERATORS,
     f"{_V1}AgentGateway/Connect": frozenset({Role.AGENT}),
 }
 """Method → roles. What is not here is refused."""

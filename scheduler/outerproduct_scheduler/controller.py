@@ -24,7 +24,15 @@ from outerproduct.v1 import resources_pb2, run_service_pb2
 from outerproduct_scheduler import accelerators, names, retry, schema, states, store, validation
 from outerproduct_scheduler.blobs import BlobStore
 from outerproduct_scheduler.database import Database
-from outerproduct_scheduler.errors import Conflict, InvalidArgument, NotFound, PermissionDenied, TooMuch, Unsupported
+from outerproduct_scheduler.errors import (
+    Conflict,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    TooMuch,
+    Unsupported,
+    WrongState,
+)
 from outerproduct_scheduler.names import CallKey
 from outerproduct_scheduler.nodes import NodeState, Session
 from outerproduct_scheduler.placement import Assignment, ComputeSpec, NodeCapacity, Placement, WaitingCall
@@ -463,6 +471,41 @@ class Controller:
         attempt = live.attempt if live else None
         return attempt if attempt is not None and attempt.number == number else None
 
+    def live_attempts(self, created_by: str | None, node: str) -> list[run_service_pb2.LiveAttempt]:
+        """What runs where, in order of node and name; `None` is everybody's, an empty `node` is all of them."""
+        found = []
+        for name in (node,) if node else sorted(self._on_node):
+            for key in sorted(self._on_node.get(name, ()), key=lambda key: key.name):
+                live = self._live.get(key)
+                if live is None or live.attempt is None or created_by not in {None, live.record.created_by}:
+                    continue
+                record = live.record
+                entry = run_service_pb2.LiveAttempt(
+                    attempt=live.attempt.message(),
+                    function=record.spec.function.qualified_name,
+                    display_name=record.spec.display_name,
+                    created_by=record.created_by,
+                    compute=record.spec.compute,
+                )
+                usage = self.nodes[name].usage.get(live.attempt.name) if name in self.nodes else None
+                if usage is not None:
+                    entry.usage.CopyFrom(usage)
+                found.append(entry)
+        return found
+
+    def count_waiting_and_running(self, keys: Iterable[CallKey]) -> tuple[int, int]:
+        """How many of the Calls have not ended and wait, and how many run."""
+        waiting = running = 0
+        for key in keys:
+            live = self._live.get(key)
+            if live is None:
+                continue
+            if live.attempt is None or live.attempt.started_at is None:
+                waiting += 1
+            else:
+                running += 1
+        return waiting, running
+
     async def call(self, key: CallKey) -> CallRecord:
         """Raises NotFound."""
         record = self.live_record(key) or await self._database.read(lambda c: store.get_call(c, key))
@@ -626,6 +669,7 @@ class Controller:
             node.capacity = heartbeat.capacity
             node.gpus = list(heartbeat.gpus)
         node.not_ready_reason = heartbeat.not_ready_reason
+        node.usage = {usage.name: usage for usage in heartbeat.usage}
         self._node_changed(node)
 
     def update(self, session: Session, update: gateway_pb.AttemptUpdate) -> asyncio.Future[Any] | None:
@@ -818,6 +862,23 @@ class Controller:
         await self._save_node(node)
         self._node_changed(node)
         return node
+
+    @uninterrupted
+    async def forget_node(self, name: str) -> None:
+        """Takes a node that is lost, or away without Attempts, off the list. Raises NotFound, WrongState."""
+        node = self.node(name)
+        if node.session is not None:
+            raise WrongState(f"node {name!r} is connected: stop its agent first, or cordon it")
+        held = len(self._on_node.get(name, ()))
+        if held:
+            raise WrongState(
+                f"node {name!r} is away and may still run {held} Attempts: wait until it is lost, or cancel them"
+            )
+        del self.nodes[name]
+        self._placement.remove_node(name)
+        table = schema.nodes
+        await self._must(self._database.write(lambda c: c.execute(sa.delete(table).where(table.c.name == name))))
+        log.info("node_forgotten", node=name)
 
     def node(self, name: str) -> NodeState:
         """Raises NotFound."""

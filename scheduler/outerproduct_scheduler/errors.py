@@ -54,3 +54,9 @@ class TooMuch(SchedulerError):
     """A limit of size or number is reached."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class WrongState(SchedulerError):
+    """It can not be done as things are now."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION

@@ -89,6 +89,13 @@ class NodeService(node_service_pb2_grpc.NodeServiceServicer):
             raise InvalidArgument(f"labels: {len(request.labels)} are more than {MAX_LABELS}")
         return self._first(await self._controller.change_node(request.name, operator_labels=dict(request.labels)))
 
+    @unary
+    async def ForgetNode(  # noqa: N802
+        self, request: node_service_pb2.ForgetNodeRequest, context: Any
+    ) -> node_service_pb2.ForgetNodeResponse:
+        await self._controller.forget_node(request.name)
+        return node_service_pb2.ForgetNodeResponse()
+
     def _messages(self, node: NodeState) -> list[node_service_pb2.Node]:
         used, attempts = self._controller.node_use(node.name)
         return node_messages(node, used, attempts, time.time())

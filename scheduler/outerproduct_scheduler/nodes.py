@@ -61,6 +61,8 @@ class NodeState:
     """By the wall clock, for people."""
     heard: float = 0.0
     """By the monotonic clock, which leases are decided by: the wall clock may jump."""
+    usage: dict[str, resources_pb2.AttemptUsage] = field(default_factory=dict)
+    """Of its Attempts by name, as the last heartbeat told."""
     told_to_stop: set[str] = field(default_factory=set)
     """Attempts that were asked to stop since the drain's deadline passed."""
     lost: bool = False

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from outerproduct.v1 import call_pb2, run_service_pb2, run_service_pb2_grpc
 from outerproduct_scheduler import names, store
 from outerproduct_scheduler.access import check_access, may_see
-from outerproduct_scheduler.adapters import from_token, page_size, streaming, to_token, unary
+from outerproduct_scheduler.adapters import MAX_PAGE, from_token, page_size, streaming, to_token, unary
 from outerproduct_scheduler.auth import Identity, Role, current_identity
 from outerproduct_scheduler.controller import Controller
 from outerproduct_scheduler.database import Database
@@ -141,6 +141,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             live = self._controller.live_record(key)
             if live is not None and len(response.waiting) < SHOWN_WAITING:
                 response.waiting.append(self._controller.message_of(live))
+        response.waiting_count, response.running_count = self._controller.count_waiting_and_running(keys)
         return response
 
     @unary
@@ -202,6 +203,26 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
                     await changed.wait()
             except TimeoutError:
                 continue
+
+    @unary
+    async def ListLiveAttempts(  # noqa: N802
+        self, request: run_service_pb2.ListLiveAttemptsRequest, context: Any
+    ) -> run_service_pb2.ListLiveAttemptsResponse:
+        identity = current_identity()
+        creator = None if identity.role is Role.OPERATOR else identity.name
+        limit = min(request.page_size or MAX_PAGE, MAX_PAGE)
+        position = from_token(request.page_token, (str, str))
+        rest = [
+            entry
+            for entry in self._controller.live_attempts(creator, request.node)
+            if position is None or (entry.attempt.node, entry.attempt.name) > position
+        ]
+        attempts = _as_many_as_fit(rest[:limit])
+        more = len(attempts) < len(rest)
+        last = attempts[-1].attempt if attempts and more else None
+        return run_service_pb2.ListLiveAttemptsResponse(
+            attempts=attempts, next_page_token=to_token(last.node, last.name) if last else ""
+        )
 
     async def _run(self, name: str) -> call_pb2.Run:
         root = await self._seen(CallKey(names.parse_run(name), names.ROOT_CALL))

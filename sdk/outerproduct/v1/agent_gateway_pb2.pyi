@@ -211,36 +211,6 @@ class Hello(google.protobuf.message.Message):
 Global___Hello: typing_extensions.TypeAlias = Hello
 
 @typing.final
-class AttemptUsage(google.protobuf.message.Message):
-    """Use of one Attempt."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    CPU_SECONDS_FIELD_NUMBER: builtins.int
-    MEMORY_BYTES_FIELD_NUMBER: builtins.int
-    SHM_BYTES_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """Full name of the Attempt."""
-    cpu_seconds: builtins.float
-    """CPU seconds so far."""
-    memory_bytes: builtins.int
-    """Bytes that count against the limit, without page cache that can be dropped."""
-    shm_bytes: builtins.int
-    """Of these, in /dev/shm."""
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-        cpu_seconds: builtins.float = ...,
-        memory_bytes: builtins.int = ...,
-        shm_bytes: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu_seconds", b"cpu_seconds", "memory_bytes", b"memory_bytes", "name", b"name", "shm_bytes", b"shm_bytes"]) -> None: ...
-
-Global___AttemptUsage: typing_extensions.TypeAlias = AttemptUsage
-
-@typing.final
 class Heartbeat(google.protobuf.message.Message):
     """Every few seconds, also when nothing happens."""
 
@@ -266,7 +236,7 @@ class Heartbeat(google.protobuf.message.Message):
         """With `capacity`: all GPUs."""
 
     @property
-    def usage(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AttemptUsage]:
+    def usage(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.resources_pb2.AttemptUsage]:
         """Of each Attempt that runs."""
 
     def __init__(
@@ -275,7 +245,7 @@ class Heartbeat(google.protobuf.message.Message):
         sent_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         capacity: outerproduct.v1.resources_pb2.MachineCapacity | None = ...,
         gpus: collections.abc.Iterable[outerproduct.v1.resources_pb2.Gpu] | None = ...,
-        usage: collections.abc.Iterable[Global___AttemptUsage] | None = ...,
+        usage: collections.abc.Iterable[outerproduct.v1.resources_pb2.AttemptUsage] | None = ...,
         not_ready_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capacity", b"capacity", "sent_at", b"sent_at"]) -> builtins.bool: ...

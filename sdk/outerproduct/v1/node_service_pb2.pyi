@@ -316,3 +316,29 @@ class SetNodeLabelsRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["labels", b"labels", "name", b"name"]) -> None: ...
 
 Global___SetNodeLabelsRequest: typing_extensions.TypeAlias = SetNodeLabelsRequest
+
+@typing.final
+class ForgetNodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the node."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+Global___ForgetNodeRequest: typing_extensions.TypeAlias = ForgetNodeRequest
+
+@typing.final
+class ForgetNodeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ForgetNodeResponse: typing_extensions.TypeAlias = ForgetNodeResponse

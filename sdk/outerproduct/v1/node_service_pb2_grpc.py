@@ -64,6 +64,11 @@ class NodeServiceStub(object):
                 request_serializer=outerproduct_dot_v1_dot_node__service__pb2.SetNodeLabelsRequest.SerializeToString,
                 response_deserializer=outerproduct_dot_v1_dot_node__service__pb2.Node.FromString,
                 _registered_method=True)
+        self.ForgetNode = channel.unary_unary(
+                '/outerproduct.v1.NodeService/ForgetNode',
+                request_serializer=outerproduct_dot_v1_dot_node__service__pb2.ForgetNodeRequest.SerializeToString,
+                response_deserializer=outerproduct_dot_v1_dot_node__service__pb2.ForgetNodeResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer(object):
@@ -111,6 +116,13 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetNode(self, request, context):
+        """Takes a node that is away and without Attempts off the list; it is back with its next hello. Operators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +155,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.SetNodeLabels,
                     request_deserializer=outerproduct_dot_v1_dot_node__service__pb2.SetNodeLabelsRequest.FromString,
                     response_serializer=outerproduct_dot_v1_dot_node__service__pb2.Node.SerializeToString,
+            ),
+            'ForgetNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetNode,
+                    request_deserializer=outerproduct_dot_v1_dot_node__service__pb2.ForgetNodeRequest.FromString,
+                    response_serializer=outerproduct_dot_v1_dot_node__service__pb2.ForgetNodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +324,33 @@ class NodeService(object):
             '/outerproduct.v1.NodeService/SetNodeLabels',
             outerproduct_dot_v1_dot_node__service__pb2.SetNodeLabelsRequest.SerializeToString,
             outerproduct_dot_v1_dot_node__service__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outerproduct.v1.NodeService/ForgetNode',
+            outerproduct_dot_v1_dot_node__service__pb2.ForgetNodeRequest.SerializeToString,
+            outerproduct_dot_v1_dot_node__service__pb2.ForgetNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -121,7 +121,23 @@ _NodeServiceSetNodeLabelsType = typing_extensions.TypeVar(
     ],
 )
 
-class NodeServiceStub(typing.Generic[_NodeServiceListNodesType, _NodeServiceGetNodeType, _NodeServiceCordonNodeType, _NodeServiceUncordonNodeType, _NodeServiceDrainNodeType, _NodeServiceSetNodeLabelsType]):
+_NodeServiceForgetNodeType = typing_extensions.TypeVar(
+    '_NodeServiceForgetNodeType',
+    grpc.UnaryUnaryMultiCallable[
+        outerproduct.v1.node_service_pb2.ForgetNodeRequest,
+        outerproduct.v1.node_service_pb2.ForgetNodeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        outerproduct.v1.node_service_pb2.ForgetNodeRequest,
+        outerproduct.v1.node_service_pb2.ForgetNodeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        outerproduct.v1.node_service_pb2.ForgetNodeRequest,
+        outerproduct.v1.node_service_pb2.ForgetNodeResponse,
+    ],
+)
+
+class NodeServiceStub(typing.Generic[_NodeServiceListNodesType, _NodeServiceGetNodeType, _NodeServiceCordonNodeType, _NodeServiceUncordonNodeType, _NodeServiceDrainNodeType, _NodeServiceSetNodeLabelsType, _NodeServiceForgetNodeType]):
     @typing.overload
     def __init__(self: NodeServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -147,6 +163,10 @@ class NodeServiceStub(typing.Generic[_NodeServiceListNodesType, _NodeServiceGetN
         grpc.UnaryUnaryMultiCallable[
             outerproduct.v1.node_service_pb2.SetNodeLabelsRequest,
             outerproduct.v1.node_service_pb2.Node,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            outerproduct.v1.node_service_pb2.ForgetNodeRequest,
+            outerproduct.v1.node_service_pb2.ForgetNodeResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -176,6 +196,10 @@ class NodeServiceStub(typing.Generic[_NodeServiceListNodesType, _NodeServiceGetN
             outerproduct.v1.node_service_pb2.SetNodeLabelsRequest,
             outerproduct.v1.node_service_pb2.Node,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            outerproduct.v1.node_service_pb2.ForgetNodeRequest,
+            outerproduct.v1.node_service_pb2.ForgetNodeResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     ListNodes: _NodeServiceListNodesType
@@ -196,6 +220,9 @@ class NodeServiceStub(typing.Generic[_NodeServiceListNodesType, _NodeServiceGetN
 
     SetNodeLabels: _NodeServiceSetNodeLabelsType
     """Replaces the labels that an operator gave. Operators only."""
+
+    ForgetNode: _NodeServiceForgetNodeType
+    """Takes a node that is away and without Attempts off the list; it is back with its next hello. Operators only."""
 
 NodeServiceAsyncStub: typing_extensions.TypeAlias = NodeServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -221,6 +248,10 @@ NodeServiceAsyncStub: typing_extensions.TypeAlias = NodeServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         outerproduct.v1.node_service_pb2.SetNodeLabelsRequest,
         outerproduct.v1.node_service_pb2.Node,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        outerproduct.v1.node_service_pb2.ForgetNodeRequest,
+        outerproduct.v1.node_service_pb2.ForgetNodeResponse,
     ],
 ]
 
@@ -273,5 +304,13 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[outerproduct.v1.node_service_pb2.Node, collections.abc.Awaitable[outerproduct.v1.node_service_pb2.Node]]:
         """Replaces the labels that an operator gave. Operators only."""
+
+    @abc.abstractmethod
+    def ForgetNode(
+        self,
+        request: outerproduct.v1.node_service_pb2.ForgetNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outerproduct.v1.node_service_pb2.ForgetNodeResponse, collections.abc.Awaitable[outerproduct.v1.node_service_pb2.ForgetNodeResponse]]:
+        """Takes a node that is away and without Attempts off the list; it is back with its next hello. Operators only."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

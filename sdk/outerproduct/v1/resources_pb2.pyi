@@ -196,6 +196,36 @@ class Allocation(google.protobuf.message.Message):
 Global___Allocation: typing_extensions.TypeAlias = Allocation
 
 @typing.final
+class AttemptUsage(google.protobuf.message.Message):
+    """Use of one Attempt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    CPU_SECONDS_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    SHM_BYTES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Full name of the Attempt."""
+    cpu_seconds: builtins.float
+    """CPU seconds so far."""
+    memory_bytes: builtins.int
+    """Bytes that count against the limit, without page cache that can be dropped."""
+    shm_bytes: builtins.int
+    """Of these, in /dev/shm."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        cpu_seconds: builtins.float = ...,
+        memory_bytes: builtins.int = ...,
+        shm_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_seconds", b"cpu_seconds", "memory_bytes", b"memory_bytes", "name", b"name", "shm_bytes", b"shm_bytes"]) -> None: ...
+
+Global___AttemptUsage: typing_extensions.TypeAlias = AttemptUsage
+
+@typing.final
 class Gpu(google.protobuf.message.Message):
     """One GPU or MIG device of a machine."""
 

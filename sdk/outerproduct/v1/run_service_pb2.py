@@ -23,63 +23,70 @@ _sym_db = _symbol_database.Default()
 
 
 from outerproduct.v1 import call_pb2 as outerproduct_dot_v1_dot_call__pb2
+from outerproduct.v1 import resources_pb2 as outerproduct_dot_v1_dot_resources__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!outerproduct/v1/run_service.proto\x12\x0fouterproduct.v1\x1a\x1aouterproduct/v1/call.proto\"\x0e\n\x0cGetMeRequest\"+\n\rGetMeResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\"E\n\x06NewRun\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.outerproduct.v1.CallSpec\":\n\x11\x43reateRunsRequest\x12%\n\x04runs\x18\x01 \x03(\x0b\x32\x17.outerproduct.v1.NewRun\"8\n\x12\x43reateRunsResponse\x12\"\n\x04runs\x18\x01 \x03(\x0b\x32\x14.outerproduct.v1.Run\"G\n\x07NewCall\x12\x13\n\x0b\x63hild_index\x18\x01 \x01(\r\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.outerproduct.v1.CallSpec\"=\n\x12\x43reateCallsRequest\x12\'\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x18.outerproduct.v1.NewCall\";\n\x13\x43reateCallsResponse\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.outerproduct.v1.Call\"\x1d\n\rGetRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x10ListRunsResponse\x12\"\n\x04runs\x18\x01 \x03(\x0b\x32\x14.outerproduct.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10\x43\x61ncelRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1e\n\x0eGetCallRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"[\n\x10ListCallsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bparent_call\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"R\n\x11ListCallsResponse\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.outerproduct.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x11\x43\x61ncelCallRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\":\n\x10WaitCallsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x17\n\x0ftimeout_seconds\x18\x02 \x01(\x01\"a\n\x11WaitCallsResponse\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.outerproduct.v1.Call\x12&\n\x07waiting\x18\x02 \x03(\x0b\x32\x15.outerproduct.v1.Call\"!\n\x11GetAttemptRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"J\n\x13ListAttemptsRequest\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"[\n\x14ListAttemptsResponse\x12*\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x18.outerproduct.v1.Attempt\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"B\n\x0fReadLogsRequest\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\"x\n\x10ReadLogsResponse\x12*\n\x06stream\x18\x01 \x01(\x0e\x32\x1a.outerproduct.v1.LogStream\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x03 \x01(\x04\x12\x15\n\rdropped_bytes\x18\x04 \x01(\x04*U\n\tLogStream\x12\x1a\n\x16LOG_STREAM_UNSPECIFIED\x10\x00\x12\x15\n\x11LOG_STREAM_STDOUT\x10\x01\x12\x15\n\x11LOG_STREAM_STDERR\x10\x02\x32\x8c\x08\n\nRunService\x12\x46\n\x05GetMe\x12\x1d.outerproduct.v1.GetMeRequest\x1a\x1e.outerproduct.v1.GetMeResponse\x12U\n\nCreateRuns\x12\".outerproduct.v1.CreateRunsRequest\x1a#.outerproduct.v1.CreateRunsResponse\x12X\n\x0b\x43reateCalls\x12#.outerproduct.v1.CreateCallsRequest\x1a$.outerproduct.v1.CreateCallsResponse\x12>\n\x06GetRun\x12\x1e.outerproduct.v1.GetRunRequest\x1a\x14.outerproduct.v1.Run\x12O\n\x08ListRuns\x12 .outerproduct.v1.ListRunsRequest\x1a!.outerproduct.v1.ListRunsResponse\x12\x44\n\tCancelRun\x12!.outerproduct.v1.CancelRunRequest\x1a\x14.outerproduct.v1.Run\x12\x41\n\x07GetCall\x12\x1f.outerproduct.v1.GetCallRequest\x1a\x15.outerproduct.v1.Call\x12R\n\tListCalls\x12!.outerproduct.v1.ListCallsRequest\x1a\".outerproduct.v1.ListCallsResponse\x12G\n\nCancelCall\x12\".outerproduct.v1.CancelCallRequest\x1a\x15.outerproduct.v1.Call\x12R\n\tWaitCalls\x12!.outerproduct.v1.WaitCallsRequest\x1a\".outerproduct.v1.WaitCallsResponse\x12J\n\nGetAttempt\x12\".outerproduct.v1.GetAttemptRequest\x1a\x18.outerproduct.v1.Attempt\x12[\n\x0cListAttempts\x12$.outerproduct.v1.ListAttemptsRequest\x1a%.outerproduct.v1.ListAttemptsResponse\x12Q\n\x08ReadLogs\x12 .outerproduct.v1.ReadLogsRequest\x1a!.outerproduct.v1.ReadLogsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!outerproduct/v1/run_service.proto\x12\x0fouterproduct.v1\x1a\x1aouterproduct/v1/call.proto\x1a\x1fouterproduct/v1/resources.proto\"\x0e\n\x0cGetMeRequest\"+\n\rGetMeResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\"E\n\x06NewRun\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.outerproduct.v1.CallSpec\":\n\x11\x43reateRunsRequest\x12%\n\x04runs\x18\x01 \x03(\x0b\x32\x17.outerproduct.v1.NewRun\"8\n\x12\x43reateRunsResponse\x12\"\n\x04runs\x18\x01 \x03(\x0b\x32\x14.outerproduct.v1.Run\"G\n\x07NewCall\x12\x13\n\x0b\x63hild_index\x18\x01 \x01(\r\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.outerproduct.v1.CallSpec\"=\n\x12\x43reateCallsRequest\x12\'\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x18.outerproduct.v1.NewCall\";\n\x13\x43reateCallsResponse\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.outerproduct.v1.Call\"\x1d\n\rGetRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x10ListRunsResponse\x12\"\n\x04runs\x18\x01 \x03(\x0b\x32\x14.outerproduct.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10\x43\x61ncelRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1e\n\x0eGetCallRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"[\n\x10ListCallsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bparent_call\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"R\n\x11ListCallsResponse\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.outerproduct.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x11\x43\x61ncelCallRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\":\n\x10WaitCallsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x17\n\x0ftimeout_seconds\x18\x02 \x01(\x01\"\x8f\x01\n\x11WaitCallsResponse\x12$\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x15.outerproduct.v1.Call\x12&\n\x07waiting\x18\x02 \x03(\x0b\x32\x15.outerproduct.v1.Call\x12\x15\n\rwaiting_count\x18\x03 \x01(\r\x12\x15\n\rrunning_count\x18\x04 \x01(\r\"!\n\x11GetAttemptRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"J\n\x13ListAttemptsRequest\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"[\n\x14ListAttemptsResponse\x12*\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x18.outerproduct.v1.Attempt\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"B\n\x0fReadLogsRequest\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\"x\n\x10ReadLogsResponse\x12*\n\x06stream\x18\x01 \x01(\x0e\x32\x1a.outerproduct.v1.LogStream\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x03 \x01(\x04\x12\x15\n\rdropped_bytes\x18\x04 \x01(\x04\"N\n\x17ListLiveAttemptsRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\xd1\x01\n\x0bLiveAttempt\x12)\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x18.outerproduct.v1.Attempt\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\x12\x12\n\ncreated_by\x18\x04 \x01(\t\x12-\n\x07\x63ompute\x18\x05 \x01(\x0b\x32\x1c.outerproduct.v1.ComputeSpec\x12,\n\x05usage\x18\x06 \x01(\x0b\x32\x1d.outerproduct.v1.AttemptUsage\"c\n\x18ListLiveAttemptsResponse\x12.\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x1c.outerproduct.v1.LiveAttempt\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*U\n\tLogStream\x12\x1a\n\x16LOG_STREAM_UNSPECIFIED\x10\x00\x12\x15\n\x11LOG_STREAM_STDOUT\x10\x01\x12\x15\n\x11LOG_STREAM_STDERR\x10\x02\x32\xf5\x08\n\nRunService\x12\x46\n\x05GetMe\x12\x1d.outerproduct.v1.GetMeRequest\x1a\x1e.outerproduct.v1.GetMeResponse\x12U\n\nCreateRuns\x12\".outerproduct.v1.CreateRunsRequest\x1a#.outerproduct.v1.CreateRunsResponse\x12X\n\x0b\x43reateCalls\x12#.outerproduct.v1.CreateCallsRequest\x1a$.outerproduct.v1.CreateCallsResponse\x12>\n\x06GetRun\x12\x1e.outerproduct.v1.GetRunRequest\x1a\x14.outerproduct.v1.Run\x12O\n\x08ListRuns\x12 .outerproduct.v1.ListRunsRequest\x1a!.outerproduct.v1.ListRunsResponse\x12\x44\n\tCancelRun\x12!.outerproduct.v1.CancelRunRequest\x1a\x14.outerproduct.v1.Run\x12\x41\n\x07GetCall\x12\x1f.outerproduct.v1.GetCallRequest\x1a\x15.outerproduct.v1.Call\x12R\n\tListCalls\x12!.outerproduct.v1.ListCallsRequest\x1a\".outerproduct.v1.ListCallsResponse\x12G\n\nCancelCall\x12\".outerproduct.v1.CancelCallRequest\x1a\x15.outerproduct.v1.Call\x12R\n\tWaitCalls\x12!.outerproduct.v1.WaitCallsRequest\x1a\".outerproduct.v1.WaitCallsResponse\x12J\n\nGetAttempt\x12\".outerproduct.v1.GetAttemptRequest\x1a\x18.outerproduct.v1.Attempt\x12[\n\x0cListAttempts\x12$.outerproduct.v1.ListAttemptsRequest\x1a%.outerproduct.v1.ListAttemptsResponse\x12Q\n\x08ReadLogs\x12 .outerproduct.v1.ReadLogsRequest\x1a!.outerproduct.v1.ReadLogsResponse0\x01\x12g\n\x10ListLiveAttempts\x12(.outerproduct.v1.ListLiveAttemptsRequest\x1a).outerproduct.v1.ListLiveAttemptsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outerproduct.v1.run_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOGSTREAM']._serialized_start=1530
-  _globals['_LOGSTREAM']._serialized_end=1615
-  _globals['_GETMEREQUEST']._serialized_start=82
-  _globals['_GETMEREQUEST']._serialized_end=96
-  _globals['_GETMERESPONSE']._serialized_start=98
-  _globals['_GETMERESPONSE']._serialized_end=141
-  _globals['_NEWRUN']._serialized_start=143
-  _globals['_NEWRUN']._serialized_end=212
-  _globals['_CREATERUNSREQUEST']._serialized_start=214
-  _globals['_CREATERUNSREQUEST']._serialized_end=272
-  _globals['_CREATERUNSRESPONSE']._serialized_start=274
-  _globals['_CREATERUNSRESPONSE']._serialized_end=330
-  _globals['_NEWCALL']._serialized_start=332
-  _globals['_NEWCALL']._serialized_end=403
-  _globals['_CREATECALLSREQUEST']._serialized_start=405
-  _globals['_CREATECALLSREQUEST']._serialized_end=466
-  _globals['_CREATECALLSRESPONSE']._serialized_start=468
-  _globals['_CREATECALLSRESPONSE']._serialized_end=527
-  _globals['_GETRUNREQUEST']._serialized_start=529
-  _globals['_GETRUNREQUEST']._serialized_end=558
-  _globals['_LISTRUNSREQUEST']._serialized_start=560
-  _globals['_LISTRUNSREQUEST']._serialized_end=616
-  _globals['_LISTRUNSRESPONSE']._serialized_start=618
-  _globals['_LISTRUNSRESPONSE']._serialized_end=697
-  _globals['_CANCELRUNREQUEST']._serialized_start=699
-  _globals['_CANCELRUNREQUEST']._serialized_end=731
-  _globals['_GETCALLREQUEST']._serialized_start=733
-  _globals['_GETCALLREQUEST']._serialized_end=763
-  _globals['_LISTCALLSREQUEST']._serialized_start=765
-  _globals['_LISTCALLSREQUEST']._serialized_end=856
-  _globals['_LISTCALLSRESPONSE']._serialized_start=858
-  _globals['_LISTCALLSRESPONSE']._serialized_end=940
-  _globals['_CANCELCALLREQUEST']._serialized_start=942
-  _globals['_CANCELCALLREQUEST']._serialized_end=975
-  _globals['_WAITCALLSREQUEST']._serialized_start=977
-  _globals['_WAITCALLSREQUEST']._serialized_end=1035
-  _globals['_WAITCALLSRESPONSE']._serialized_start=1037
-  _globals['_WAITCALLSRESPONSE']._serialized_end=1134
-  _globals['_GETATTEMPTREQUEST']._serialized_start=1136
-  _globals['_GETATTEMPTREQUEST']._serialized_end=1169
-  _globals['_LISTATTEMPTSREQUEST']._serialized_start=1171
-  _globals['_LISTATTEMPTSREQUEST']._serialized_end=1245
-  _globals['_LISTATTEMPTSRESPONSE']._serialized_start=1247
-  _globals['_LISTATTEMPTSRESPONSE']._serialized_end=1338
-  _globals['_READLOGSREQUEST']._serialized_start=1340
-  _globals['_READLOGSREQUEST']._serialized_end=1406
-  _globals['_READLOGSRESPONSE']._serialized_start=1408
-  _globals['_READLOGSRESPONSE']._serialized_end=1528
-  _globals['_RUNSERVICE']._serialized_start=1618
-  _globals['_RUNSERVICE']._serialized_end=2654
+  _globals['_LOGSTREAM']._serialized_start=2003
+  _globals['_LOGSTREAM']._serialized_end=2088
+  _globals['_GETMEREQUEST']._serialized_start=115
+  _globals['_GETMEREQUEST']._serialized_end=129
+  _globals['_GETMERESPONSE']._serialized_start=131
+  _globals['_GETMERESPONSE']._serialized_end=174
+  _globals['_NEWRUN']._serialized_start=176
+  _globals['_NEWRUN']._serialized_end=245
+  _globals['_CREATERUNSREQUEST']._serialized_start=247
+  _globals['_CREATERUNSREQUEST']._serialized_end=305
+  _globals['_CREATERUNSRESPONSE']._serialized_start=307
+  _globals['_CREATERUNSRESPONSE']._serialized_end=363
+  _globals['_NEWCALL']._serialized_start=365
+  _globals['_NEWCALL']._serialized_end=436
+  _globals['_CREATECALLSREQUEST']._serialized_start=438
+  _globals['_CREATECALLSREQUEST']._serialized_end=499
+  _globals['_CREATECALLSRESPONSE']._serialized_start=501
+  _globals['_CREATECALLSRESPONSE']._serialized_end=560
+  _globals['_GETRUNREQUEST']._serialized_start=562
+  _globals['_GETRUNREQUEST']._serialized_end=591
+  _globals['_LISTRUNSREQUEST']._serialized_start=593
+  _globals['_LISTRUNSREQUEST']._serialized_end=649
+  _globals['_LISTRUNSRESPONSE']._serialized_start=651
+  _globals['_LISTRUNSRESPONSE']._serialized_end=730
+  _globals['_CANCELRUNREQUEST']._serialized_start=732
+  _globals['_CANCELRUNREQUEST']._serialized_end=764
+  _globals['_GETCALLREQUEST']._serialized_start=766
+  _globals['_GETCALLREQUEST']._serialized_end=796
+  _globals['_LISTCALLSREQUEST']._serialized_start=798
+  _globals['_LISTCALLSREQUEST']._serialized_end=889
+  _globals['_LISTCALLSRESPONSE']._serialized_start=891
+  _globals['_LISTCALLSRESPONSE']._serialized_end=973
+  _globals['_CANCELCALLREQUEST']._serialized_start=975
+  _globals['_CANCELCALLREQUEST']._serialized_end=1008
+  _globals['_WAITCALLSREQUEST']._serialized_start=1010
+  _globals['_WAITCALLSREQUEST']._serialized_end=1068
+  _globals['_WAITCALLSRESPONSE']._serialized_start=1071
+  _globals['_WAITCALLSRESPONSE']._serialized_end=1214
+  _globals['_GETATTEMPTREQUEST']._serialized_start=1216
+  _globals['_GETATTEMPTREQUEST']._serialized_end=1249
+  _globals['_LISTATTEMPTSREQUEST']._serialized_start=1251
+  _globals['_LISTATTEMPTSREQUEST']._serialized_end=1325
+  _globals['_LISTATTEMPTSRESPONSE']._serialized_start=1327
+  _globals['_LISTATTEMPTSRESPONSE']._serialized_end=1418
+  _globals['_READLOGSREQUEST']._serialized_start=1420
+  _globals['_READLOGSREQUEST']._serialized_end=1486
+  _globals['_READLOGSRESPONSE']._serialized_start=1488
+  _globals['_READLOGSRESPONSE']._serialized_end=1608
+  _globals['_LISTLIVEATTEMPTSREQUEST']._serialized_start=1610
+  _globals['_LISTLIVEATTEMPTSREQUEST']._serialized_end=1688
+  _globals['_LIVEATTEMPT']._serialized_start=1691
+  _globals['_LIVEATTEMPT']._serialized_end=1900
+  _globals['_LISTLIVEATTEMPTSRESPONSE']._serialized_start=1902
+  _globals['_LISTLIVEATTEMPTSRESPONSE']._serialized_end=2001
+  _globals['_RUNSERVICE']._serialized_start=2091
+  _globals['_RUNSERVICE']._serialized_end=3232
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import outerproduct.v1.call_pb2
+import outerproduct.v1.resources_pb2
 import sys
 import typing
 
@@ -374,6 +375,12 @@ class WaitCallsResponse(google.protobuf.message.Message):
 
     CALLS_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    WAITING_COUNT_FIELD_NUMBER: builtins.int
+    RUNNING_COUNT_FIELD_NUMBER: builtins.int
+    waiting_count: builtins.int
+    """How many of those that have not ended wait: for capacity, for their image, or between two Attempts."""
+    running_count: builtins.int
+    """How many of those that have not ended run."""
     @property
     def calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outerproduct.v1.call_pb2.Call]:
         """Those that have ended."""
@@ -387,8 +394,10 @@ class WaitCallsResponse(google.protobuf.message.Message):
         *,
         calls: collections.abc.Iterable[outerproduct.v1.call_pb2.Call] | None = ...,
         waiting: collections.abc.Iterable[outerproduct.v1.call_pb2.Call] | None = ...,
+        waiting_count: builtins.int = ...,
+        running_count: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["calls", b"calls", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "running_count", b"running_count", "waiting", b"waiting", "waiting_count", b"waiting_count"]) -> None: ...
 
 Global___WaitCallsResponse: typing_extensions.TypeAlias = WaitCallsResponse
 
@@ -505,3 +514,94 @@ class ReadLogsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["data", b"data", "dropped_bytes", b"dropped_bytes", "next_offset", b"next_offset", "stream", b"stream"]) -> None: ...
 
 Global___ReadLogsResponse: typing_extensions.TypeAlias = ReadLogsResponse
+
+@typing.final
+class ListLiveAttemptsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    """Only those on this node; empty: on all."""
+    page_size: builtins.int
+    """At most 1,000; 0: 1,000."""
+    page_token: builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+Global___ListLiveAttemptsRequest: typing_extensions.TypeAlias = ListLiveAttemptsRequest
+
+@typing.final
+class LiveAttempt(google.protobuf.message.Message):
+    """An Attempt that has not ended, with its Call in short."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
+    DISPLAY_NAME_FIELD_NUMBER: builtins.int
+    CREATED_BY_FIELD_NUMBER: builtins.int
+    COMPUTE_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    function: builtins.str
+    """"module:qualname"."""
+    display_name: builtins.str
+    """Label for people."""
+    created_by: builtins.str
+    """Name of the API key whose Run it is."""
+    @property
+    def attempt(self) -> outerproduct.v1.call_pb2.Attempt:
+        """Name, node, status, allocation, container."""
+
+    @property
+    def compute(self) -> outerproduct.v1.resources_pb2.ComputeSpec:
+        """What the Call asked for: the limits."""
+
+    @property
+    def usage(self) -> outerproduct.v1.resources_pb2.AttemptUsage:
+        """As its agent last told; absent before it did."""
+
+    def __init__(
+        self,
+        *,
+        attempt: outerproduct.v1.call_pb2.Attempt | None = ...,
+        function: builtins.str = ...,
+        display_name: builtins.str = ...,
+        created_by: builtins.str = ...,
+        compute: outerproduct.v1.resources_pb2.ComputeSpec | None = ...,
+        usage: outerproduct.v1.resources_pb2.AttemptUsage | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["attempt", b"attempt", "compute", b"compute", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "compute", b"compute", "created_by", b"created_by", "display_name", b"display_name", "function", b"function", "usage", b"usage"]) -> None: ...
+
+Global___LiveAttempt: typing_extensions.TypeAlias = LiveAttempt
+
+@typing.final
+class ListLiveAttemptsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ATTEMPTS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Where the next page begins; empty at the end."""
+    @property
+    def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LiveAttempt]:
+        """In order of node and name."""
+
+    def __init__(
+        self,
+        *,
+        attempts: collections.abc.Iterable[Global___LiveAttempt] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "next_page_token", b"next_page_token"]) -> None: ...
+
+Global___ListLiveAttemptsResponse: typing_extensions.TypeAlias = ListLiveAttemptsResponse

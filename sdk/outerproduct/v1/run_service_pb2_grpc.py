@@ -101,6 +101,11 @@ class RunServiceStub(object):
                 request_serializer=outerproduct_dot_v1_dot_run__service__pb2.ReadLogsRequest.SerializeToString,
                 response_deserializer=outerproduct_dot_v1_dot_run__service__pb2.ReadLogsResponse.FromString,
                 _registered_method=True)
+        self.ListLiveAttempts = channel.unary_unary(
+                '/outerproduct.v1.RunService/ListLiveAttempts',
+                request_serializer=outerproduct_dot_v1_dot_run__service__pb2.ListLiveAttemptsRequest.SerializeToString,
+                response_deserializer=outerproduct_dot_v1_dot_run__service__pb2.ListLiveAttemptsResponse.FromString,
+                _registered_method=True)
 
 
 class RunServiceServicer(object):
@@ -196,6 +201,13 @@ class RunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListLiveAttempts(self, request, context):
+        """What runs where, with what it holds and uses now; in order of the nodes' names. A user's own, an operator's all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -263,6 +275,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.ReadLogs,
                     request_deserializer=outerproduct_dot_v1_dot_run__service__pb2.ReadLogsRequest.FromString,
                     response_serializer=outerproduct_dot_v1_dot_run__service__pb2.ReadLogsResponse.SerializeToString,
+            ),
+            'ListLiveAttempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLiveAttempts,
+                    request_deserializer=outerproduct_dot_v1_dot_run__service__pb2.ListLiveAttemptsRequest.FromString,
+                    response_serializer=outerproduct_dot_v1_dot_run__service__pb2.ListLiveAttemptsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -617,6 +634,33 @@ class RunService(object):
             '/outerproduct.v1.RunService/ReadLogs',
             outerproduct_dot_v1_dot_run__service__pb2.ReadLogsRequest.SerializeToString,
             outerproduct_dot_v1_dot_run__service__pb2.ReadLogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLiveAttempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outerproduct.v1.RunService/ListLiveAttempts',
+            outerproduct_dot_v1_dot_run__service__pb2.ListLiveAttemptsRequest.SerializeToString,
+            outerproduct_dot_v1_dot_run__service__pb2.ListLiveAttemptsResponse.FromString,
             options,
             channel_credentials,
             insecure,

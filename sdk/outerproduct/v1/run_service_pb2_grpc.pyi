@@ -234,7 +234,23 @@ _RunServiceReadLogsType = typing_extensions.TypeVar(
     ],
 )
 
-class RunServiceStub(typing.Generic[_RunServiceGetMeType, _RunServiceCreateRunsType, _RunServiceCreateCallsType, _RunServiceGetRunType, _RunServiceListRunsType, _RunServiceCancelRunType, _RunServiceGetCallType, _RunServiceListCallsType, _RunServiceCancelCallType, _RunServiceWaitCallsType, _RunServiceGetAttemptType, _RunServiceListAttemptsType, _RunServiceReadLogsType]):
+_RunServiceListLiveAttemptsType = typing_extensions.TypeVar(
+    '_RunServiceListLiveAttemptsType',
+    grpc.UnaryUnaryMultiCallable[
+        outerproduct.v1.run_service_pb2.ListLiveAttemptsRequest,
+        outerproduct.v1.run_service_pb2.ListLiveAttemptsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        outerproduct.v1.run_service_pb2.ListLiveAttemptsRequest,
+        outerproduct.v1.run_service_pb2.ListLiveAttemptsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        outerproduct.v1.run_service_pb2.ListLiveAttemptsRequest,
+        outerproduct.v1.run_service_pb2.ListLiveAttemptsResponse,
+    ],
+)
+
+class RunServiceStub(typing.Generic[_RunServiceGetMeType, _RunServiceCreateRunsType, _RunServiceCreateCallsType, _RunServiceGetRunType, _RunServiceListRunsType, _RunServiceCancelRunType, _RunServiceGetCallType, _RunServiceListCallsType, _RunServiceCancelCallType, _RunServiceWaitCallsType, _RunServiceGetAttemptType, _RunServiceListAttemptsType, _RunServiceReadLogsType, _RunServiceListLiveAttemptsType]):
     """A user sees and cancels only their own Runs; an operator all. A credential of an Attempt sees its own Run."""
 
     @typing.overload
@@ -290,6 +306,10 @@ class RunServiceStub(typing.Generic[_RunServiceGetMeType, _RunServiceCreateRunsT
         grpc.UnaryStreamMultiCallable[
             outerproduct.v1.run_service_pb2.ReadLogsRequest,
             outerproduct.v1.run_service_pb2.ReadLogsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            outerproduct.v1.run_service_pb2.ListLiveAttemptsRequest,
+            outerproduct.v1.run_service_pb2.ListLiveAttemptsResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -347,6 +367,10 @@ class RunServiceStub(typing.Generic[_RunServiceGetMeType, _RunServiceCreateRunsT
             outerproduct.v1.run_service_pb2.ReadLogsRequest,
             outerproduct.v1.run_service_pb2.ReadLogsResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            outerproduct.v1.run_service_pb2.ListLiveAttemptsRequest,
+            outerproduct.v1.run_service_pb2.ListLiveAttemptsResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetMe: _RunServiceGetMeType
@@ -386,6 +410,9 @@ class RunServiceStub(typing.Generic[_RunServiceGetMeType, _RunServiceCreateRunsT
 
     ReadLogs: _RunServiceReadLogsType
     """Output of one Attempt, from an offset on; with `follow` until its end."""
+
+    ListLiveAttempts: _RunServiceListLiveAttemptsType
+    """What runs where, with what it holds and uses now; in order of the nodes' names. A user's own, an operator's all."""
 
 RunServiceAsyncStub: typing_extensions.TypeAlias = RunServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -439,6 +466,10 @@ RunServiceAsyncStub: typing_extensions.TypeAlias = RunServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         outerproduct.v1.run_service_pb2.ReadLogsRequest,
         outerproduct.v1.run_service_pb2.ReadLogsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        outerproduct.v1.run_service_pb2.ListLiveAttemptsRequest,
+        outerproduct.v1.run_service_pb2.ListLiveAttemptsResponse,
     ],
 ]
 
@@ -547,5 +578,13 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[outerproduct.v1.run_service_pb2.ReadLogsResponse], collections.abc.AsyncIterator[outerproduct.v1.run_service_pb2.ReadLogsResponse]]:
         """Output of one Attempt, from an offset on; with `follow` until its end."""
+
+    @abc.abstractmethod
+    def ListLiveAttempts(
+        self,
+        request: outerproduct.v1.run_service_pb2.ListLiveAttemptsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outerproduct.v1.run_service_pb2.ListLiveAttemptsResponse, collections.abc.Awaitable[outerproduct.v1.run_service_pb2.ListLiveAttemptsResponse]]:
+        """What runs where, with what it holds and uses now; in order of the nodes' names. A user's own, an operator's all."""
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

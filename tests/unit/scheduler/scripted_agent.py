@@ -140,8 +140,8 @@ class ScriptedAgent:
         while (message := await queue.get()) is not None:
             yield message
 
-    async def heartbeat(self) -> None:
-        await self._outgoing.put(gateway_pb.AgentMessage(heartbeat=gateway_pb.Heartbeat()))
+    async def heartbeat(self, *usage: resources_pb2.AttemptUsage) -> None:
+        await self._outgoing.put(gateway_pb.AgentMessage(heartbeat=gateway_pb.Heartbeat(usage=usage)))
 
     async def next(self) -> gateway_pb.SchedulerMessage:
         async with asyncio.timeout(WAIT_SECONDS):

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.scheduler.scripted_agent import GIB, Scheduler, ScriptedAgent, call_spec, running_scheduler
 
 from outerproduct.v1 import call_pb2 as pb
-from outerproduct.v1 import node_service_pb2, run_service_pb2
+from outerproduct.v1 import node_service_pb2, resources_pb2, run_service_pb2
 from outerproduct_scheduler import retry
 
 
@@ -355,3 +355,63 @@ async def test_a_user_does_not_see_anothers_run(scheduler: Scheduler, agent: Scr
     listed = await scheduler.runs.ListRuns(run_service_pb2.ListRunsRequest(), metadata=scheduler.as_("bob"))
     assert not listed.runs
     assert (await scheduler.get_call(run.root_call.name, who="root")).created_by == "alice"
+
+
+async def test_live_attempts_show_what_runs_where_with_its_use_to_those_who_may_see_it(
+    scheduler: Scheduler, agent: ScriptedAgent
+) -> None:
+    async def listed(who: str) -> list[run_service_pb2.LiveAttempt]:
+        answer = await scheduler.runs.ListLiveAttempts(
+            run_service_pb2.ListLiveAttemptsRequest(), metadata=scheduler.as_(who)
+        )
+        return list(answer.attempts)
+
+    run = await scheduler.submit()
+    assign = await agent.next_of("assign")
+    await agent.running(assign.attempt)
+    await agent.next_of("acknowledge")
+    (found,) = await listed("alice")
+    assert found.attempt.name == assign.attempt
+    assert found.attempt.node == agent.node
+    assert found.created_by == "alice"
+    assert found.compute.cpus == assign.spec.compute.cpus
+    assert not found.HasField("usage")
+    assert not await listed("bob")
+
+    await agent.heartbeat(resources_pb2.AttemptUsage(name=assign.attempt, memory_bytes=123))
+    await agent.report(assign.attempt, pb.ATTEMPT_STATUS_RUNNING)
+    await agent.next_of("acknowledge")
+    assert (await listed("root"))[0].usage.memory_bytes == 123
+
+    waiting = await scheduler.runs.WaitCalls(
+        run_service_pb2.WaitCallsRequest(names=[run.root_call.name]), metadata=scheduler.as_("alice")
+    )
+    assert (waiting.waiting_count, waiting.running_count) == (0, 1)
+
+
+async def test_a_node_is_forgotten_only_when_nothing_of_it_can_still_run(
+    scheduler: Scheduler, agent: ScriptedAgent
+) -> None:
+    async def refused(name: str, who: str = "root") -> grpc.StatusCode:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await scheduler.nodes.ForgetNode(node_service_pb2.ForgetNodeRequest(name=name), metadata=scheduler.as_(who))
+        code: grpc.StatusCode = caught.value.code()
+        return code
+
+    assert await refused("box", who="alice") is grpc.StatusCode.PERMISSION_DENIED
+    assert await refused("elsewhere") is grpc.StatusCode.NOT_FOUND
+    assert await refused("box") is grpc.StatusCode.FAILED_PRECONDITION, "it is connected"
+    run = await scheduler.submit()
+    assign = await agent.next_of("assign")
+    await agent.running(assign.attempt)
+    await agent.next_of("acknowledge")
+    await agent.disconnect()
+    assert await refused("box") is grpc.StatusCode.FAILED_PRECONDITION, "its Attempt may still run"
+
+    await agent.connect(held=(assign.attempt,))
+    await agent.completed(assign.attempt)
+    await scheduler.wait(run.root_call.name)
+    await agent.disconnect()
+    await scheduler.nodes.ForgetNode(node_service_pb2.ForgetNodeRequest(name="box"), metadata=scheduler.as_("root"))
+    answer = await scheduler.nodes.ListNodes(node_service_pb2.ListNodesRequest(), metadata=scheduler.as_("root"))
+    assert not answer.nodes
