@@ -5,8 +5,9 @@ say who has to hold back. It does not talk to anyone, keeps nothing on disk and 
 
 What bounds a wait. Whenever a Call starts that has no better claim than the oldest Call of a queue that could have
 used the same node, that queue counts it. At `PASSES_BEFORE_HOLDING` the front of that queue holds a reservation even
-against other classes; at `PASSES_BEFORE_OVERDUE` its oldest Call goes before every other Call and its reservation
-holds against all. Then it waits for the Calls that run on its node, and for nothing else.
+against other classes; at `PASSES_BEFORE_OVERDUE` its oldest Call goes before every other Call of its priority, and its
+reservation holds against all of them. Then it waits for the Calls that run on its node, and for those of a higher
+priority: what an operator puts first goes first, however long the others have waited.
 """
 
 import math
@@ -18,10 +19,13 @@ from outerproduct_scheduler.placement.nodes import Node, Nodes, Shape, Tenant
 from outerproduct_scheduler.placement.queues import (
     ANY_ACCELERATOR,
     NO_ACCELERATOR,
+    PASSES_BEFORE_OVERDUE,
+    Opening,
     Queue,
     Shares,
     Waiting,
     class_of,
+    precedes,
 )
 from outerproduct_scheduler.placement.ranking import Demand, Rank
 from outerproduct_scheduler.placement.reservations import Reservation, outlook
@@ -37,8 +41,6 @@ from outerproduct_scheduler.placement.types import (
 # Another class may use the CPUs of a node a few times before a blocked Call holds on to it: most blocked Calls start
 # before that, and choosing a node to hold costs more than placing a Call.
 PASSES_BEFORE_HOLDING = 8
-# Fairness and priority may put a Call back this often; a user of a busy class sees it as a small unfairness.
-PASSES_BEFORE_OVERDUE = 32
 # A node held for a large Call runs emptier, and every held node is looked at apart. So a class holds one node, and
 # one more for this many nodes, up to a few.
 NODES_PER_RESERVATION = 32
@@ -198,17 +200,20 @@ class Placement:
         return explain.unsupported(spec, labels, self._nodes)
 
     def _start_all(self, queue: Queue, now: float) -> list[Assignment]:
-        """Start what may start of one queue, and whatever became overdue meanwhile."""
+        """Start what may start of one queue, and whatever of its priority became overdue meanwhile."""
         assignments = []
-        denied: dict[Shape, float] = {}
-        while assignment := self._start_overdue(now) or self._start_next(queue, now, denied):
+        while assignment := self._start_overdue(queue.priority, now) or self._start_next(queue, now):
             assignments.append(assignment)
         queue.open_shapes.clear()
         return assignments
 
-    def _start_overdue(self, now: float) -> Assignment | None:
-        """Try the oldest Calls that were passed too often, before any other."""
-        overdue = [q.line.first() for q in self._queues.values() if q.passed >= PASSES_BEFORE_OVERDUE and q.line.live]
+    def _start_overdue(self, priority: int, now: float) -> Assignment | None:
+        """Try the oldest Calls of this priority that were passed too often, before any other of it."""
+        overdue = [
+            queue.line.first()
+            for queue in self._queues.values()
+            if queue.passed >= PASSES_BEFORE_OVERDUE and queue.priority == priority and queue.line.live
+        ]
         if not overdue:
             return None
         for waiting in sorted(overdue, key=_waiting_age):
@@ -217,20 +222,39 @@ class Placement:
             self._hold(waiting, now)
         return None
 
-    def _start_next(self, queue: Queue, now: float, denied: dict[Shape, float]) -> Assignment | None:
+    def _start_next(self, queue: Queue, now: float) -> Assignment | None:
         """Start the first Call in the queue's order that may start; those that turn out blocked are left behind."""
-        for waiting in queue.candidates(denied, self._reservations):
+        openings: dict[Shape, Opening | None] = {}
+
+        def opening_of(shape: Shape) -> Opening | None:
+            if shape not in openings:
+                openings[shape] = self._opening(queue, shape, now)
+            return openings[shape]
+
+        for waiting in queue.candidates(opening_of):
             found = self._find(waiting, now)
             if found is not None and self._hold_for_those_passed(waiting, found[0], now):
+                openings.clear()
                 found = self._find(waiting, now)
             if found is not None:
                 return self._assign(waiting, *found, now)
-            shape = waiting.shape
-            denied[shape] = min(waiting.timeout_seconds, denied.get(shape, math.inf))
-            holds = any(r.holder.shape is shape for r in self._reservations.values())
-            if not self._held_fits(shape) or (denied[shape] <= shape.shortest_timeout and not holds):
-                del queue.open_shapes[shape]
         return None
+
+    def _opening(self, queue: Queue, shape: Shape, now: float) -> Opening | None:
+        """Which of the queue's Calls of this shape may start now; None if none may."""
+        if self._nodes.best(shape) is not None:
+            return Opening(math.inf, ())
+        longest, own = -math.inf, []
+        for _, _, accelerator, reservation in self._held_fits(shape):
+            holder = reservation.holder
+            if queue.priority > holder.queue.priority:
+                return Opening(math.inf, ())
+            if holder.queue is queue:
+                own.append(holder)
+            longest = max(longest, reservation.longest_run(shape.spec, accelerator, now))
+        if not own and longest < shape.shortest_timeout:
+            return None
+        return Opening(longest, own)
 
     def _find(self, waiting: Waiting, now: float) -> tuple[Node, str] | None:
         """The best node where the Call fits and may start."""
@@ -241,7 +265,8 @@ class Placement:
             best = (rank, node.name, node, accelerator)
         for rank, name, accelerator, reservation in self._held_fits(waiting.shape):
             if (best is None or (rank, name) < best[:2]) and (
-                self._precedes(waiting, reservation.holder) or reservation.admits(waiting, accelerator, now)
+                precedes(waiting, reservation.holder)
+                or waiting.timeout_seconds <= reservation.longest_run(waiting.shape.spec, accelerator, now)
             ):
                 best = (rank, name, reservation.node, accelerator)
         return None if best is None else best[2:]
@@ -260,16 +285,6 @@ class Placement:
             ]
         return fits
 
-    def _precedes(self, waiting: Waiting, holder: Waiting) -> bool:
-        """Whether a reservation does not bind the Call: it is the holder's, or the Call is before it in the order."""
-        if waiting is holder:
-            return True
-        if _is_overdue(holder):
-            return False
-        if waiting.queue is holder.queue:
-            return waiting.queue.precedes(waiting, holder)
-        return waiting.queue.priority > holder.queue.priority
-
     # --- reservations
 
     def _hold_for_those_passed(self, waiting: Waiting, node: Node, now: float) -> bool:
@@ -285,6 +300,7 @@ class Placement:
             queue
             for queue in self._queues.values()
             if queue.passed >= PASSES_BEFORE_HOLDING
+            and queue.priority >= waiting.queue.priority
             and queue.line.live
             and queue.class_name != waiting.queue.class_name
         ]
@@ -312,11 +328,10 @@ class Placement:
             return
         peers = [r for r in self._reservations.values() if r.holder.queue.class_name == waiting.queue.class_name]
         if len(peers) >= self._allowed_reservations():
-            if not _is_overdue(waiting):
+            weakest = min(peers, key=_claim_of_holder)
+            if _claim(waiting) <= _claim(weakest.holder):
                 return
-            last = max(peers, key=_reservation_age)
-            if not _is_overdue(last.holder):
-                self._drop_reservation(last)
+            self._drop_reservation(weakest)
         best: tuple[tuple[float, str], Node] | None = None
         looked_at = 0
         for node in self._nodes.freest(waiting.shape):
@@ -358,7 +373,7 @@ class Placement:
     def _count_passes(self, waiting: Waiting, node: Node) -> None:
         """Note with each queue that its oldest Call was passed by this one."""
         for queue in self._queues.values():
-            if not queue.line.live:
+            if not queue.line.live or queue.priority < waiting.queue.priority:
                 continue
             oldest = queue.line.first()
             if oldest is waiting:
@@ -450,17 +465,18 @@ def _ends_at(started_at: float, timeout_seconds: float | None) -> float:
     return math.inf if timeout_seconds is None else started_at + timeout_seconds
 
 
-def _is_overdue(waiting: Waiting) -> bool:
-    queue = waiting.queue
-    return queue.passed >= PASSES_BEFORE_OVERDUE and queue.line.first() is waiting
+def _claim(waiting: Waiting) -> tuple[int, bool]:
+    """How strong a blocked Call's claim to one of its class's reservations is; among equals who has one keeps it."""
+    return waiting.queue.priority, waiting.is_overdue()
+
+
+def _claim_of_holder(reservation: Reservation) -> tuple[tuple[int, bool], tuple[float, int]]:
+    seconds, number = reservation.holder.age
+    return _claim(reservation.holder), (-seconds, -number)
 
 
 def _waiting_age(waiting: Waiting) -> tuple[float, int]:
     return waiting.age
-
-
-def _reservation_age(reservation: Reservation) -> tuple[float, int]:
-    return reservation.holder.age
 
 
 def _passed_most(queue: Queue) -> tuple[int, str, int]:

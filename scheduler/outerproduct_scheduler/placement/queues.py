@@ -9,13 +9,18 @@ passed over whole. Which node a Call gets is decided elsewhere.
 import bisect
 import heapq
 import math
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from outerproduct_scheduler.placement.nodes import Shape
 from outerproduct_scheduler.placement.types import ComputeSpec, NodeCapacity, WaitingCall
 
 Age = tuple[float, int]
+# An owner's place in a queue: its dominant share, the age of its oldest Call, its name.
+OwnerKey = tuple[float, Age, str]
+
+# Fairness and luck may put a Call back this often; a user of a busy class sees it as a small unfairness.
+PASSES_BEFORE_OVERDUE = 32
 
 ANY_ACCELERATOR = "any"
 NO_ACCELERATOR = ""
@@ -38,11 +43,44 @@ class Waiting:
     queue: "Queue"
     live: bool = True
 
-    @property
-    def timeout_seconds(self) -> float:
-        """The bound on run time, infinite where there is none."""
+    timeout_seconds: float = field(init=False)
+    """The bound on run time, infinite where there is none."""
+
+    def __post_init__(self) -> None:
         timeout = self.call.timeout_seconds
-        return math.inf if timeout is None else timeout
+        self.timeout_seconds = math.inf if timeout is None else timeout
+
+    def is_overdue(self) -> bool:
+        """Whether it is the oldest of its queue and was passed too often."""
+        return self.queue.passed >= PASSES_BEFORE_OVERDUE and self.queue.line.first() is self
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Which Calls of one shape and queue may start: those that run no longer than `longest_run` seconds (all where
+    it is infinite), and those that go before one of `holders`, who hold reservations where the shape fits."""
+
+    longest_run: float
+    holders: Sequence[Waiting]
+
+    def admits(self, waiting: Waiting) -> bool:
+        """Whether the Call is one of these."""
+        return waiting.timeout_seconds <= self.longest_run or any(precedes(waiting, h) for h in self.holders)
+
+    def ends_before(self, key: "OwnerKey", shape: Shape) -> bool:
+        """Whether it admits no Call of the owner with this place in the order, or of any later one."""
+        return self.longest_run < shape.shortest_timeout and not any(
+            (holder_key := h.queue.owners[h.call.owner].key) is not None and key <= holder_key for h in self.holders
+        )
+
+
+def precedes(waiting: Waiting, holder: Waiting) -> bool:
+    """Whether the holder's reservation does not bind the Call: it is its own, or the Call is before it in the order."""
+    if waiting is holder:
+        return True
+    if waiting.queue.priority != holder.queue.priority:
+        return waiting.queue.priority > holder.queue.priority
+    return waiting.queue is holder.queue and not holder.is_overdue() and waiting.queue.precedes(waiting, holder)
 
 
 class Line:
@@ -106,7 +144,7 @@ class OwnerLine:
     def __init__(self) -> None:
         self.line = Line()
         self.by_shape: dict[Shape, dict[int, Line]] = {}
-        self.key: tuple[float, Age, str] | None = None
+        self.key: OwnerKey | None = None
 
 
 def run_length(timeout_seconds: float | None) -> int:
@@ -130,7 +168,7 @@ class Queue:
         self.shapes: dict[Shape, int] = {}
         self.open_shapes: dict[Shape, None] = {}
         self.passed = 0
-        self._order: list[tuple[float, Age, str]] = []
+        self._order: list[OwnerKey] = []
 
     def add(self, waiting: Waiting, share: float) -> None:
         """Let a Call join; `share` is its owner's dominant share."""
@@ -194,25 +232,26 @@ class Queue:
         """The owners, the one whose turn it is first."""
         return ((key[2], self.owners[key[2]]) for key in self._order)
 
-    def candidates(self, denied: Mapping[Shape, float], holders: Container[str]) -> Iterator[Waiting]:
-        """Calls whose shape may fit, in order: of each line only the first, since the others are no better off.
-
-        `denied` gives, by shape, the shortest bound on run time that was turned away: whoever comes later in the order
-        and runs as long would be too, unless it is one of the `holders` of reservations (Call ids). Shapes that close
-        meanwhile are left out. Start anew after the order changed.
+    def candidates(self, opening_of: Callable[[Shape], Opening | None]) -> Iterator[Waiting]:
+        """Calls that may start by their shape's opening, in order: of each line only the first, since the others are
+        no better off. Shapes without an opening for anybody left are closed. Start anew after the order changed.
         """
-        if not self.open_shapes:
-            return
-        for _, owner in self.owners_in_order():
-            few, many = owner.by_shape, self.open_shapes
+        for key in self._order:
+            if not self.open_shapes:
+                return
+            few, many = self.owners[key[2]].by_shape, self.open_shapes
             shapes = [s for s in few if s in many] if len(few) < len(many) else [s for s in many if s in few]
-            firsts = [line.first() for shape in shapes for line in owner.by_shape[shape].values()]
+            by_shape = self.owners[key[2]].by_shape
+            firsts = [line.first() for shape in shapes for line in by_shape[shape].values()]
             firsts.sort(key=_age_of)
             for waiting in firsts:
-                if waiting.shape not in self.open_shapes:
+                shape = waiting.shape
+                if shape not in self.open_shapes:
                     continue
-                turned_away = denied.get(waiting.shape)
-                if turned_away is None or waiting.timeout_seconds < turned_away or waiting.call.call_id in holders:
+                opening = opening_of(shape)
+                if opening is None or opening.ends_before(key, shape):
+                    del self.open_shapes[shape]
+                elif opening.admits(waiting):
                     yield waiting
 
     def precedes(self, first: Waiting, second: Waiting) -> bool:

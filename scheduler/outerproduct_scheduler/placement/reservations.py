@@ -6,6 +6,7 @@ system", JSSPP 1995. Which Calls reserve, and who takes precedence over a holder
 """
 
 import math
+import sys
 from dataclasses import dataclass, field
 
 from outerproduct_scheduler.placement.nodes import Node, Shape, Tenant
@@ -52,15 +53,14 @@ class Reservation:
             self._computed_at = now
         return self._outlook
 
-    def admits(self, waiting: Waiting, accelerator: str, now: float) -> bool:
-        """Whether the Call, which fits now, may start here without delaying the holder."""
+    def longest_run(self, spec: ComputeSpec, accelerator: str, now: float) -> float:
+        """How long a Call of this kind, which fits now, may run here without delaying the holder, in seconds; infinite
+        where it may run for ever."""
         expected = self.outlook(now)
-        if expected is None:
-            return True
-        timeout = waiting.call.timeout_seconds
-        if timeout is not None and now + timeout <= expected.starts_at:
-            return True
-        return expected.leaves_room_for(waiting.shape.spec, accelerator)
+        if expected is None or expected.leaves_room_for(spec, accelerator):
+            return math.inf
+        # The holder waits for Calls without a bound themselves: any bound will do, but there must be one.
+        return min(expected.starts_at - now, sys.float_info.max)
 
 
 def _ending_order(tenant: Tenant) -> tuple[float, int]:

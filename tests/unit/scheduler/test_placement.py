@@ -11,6 +11,7 @@ from outerproduct_scheduler.placement import (
     Placement,
     WaitingCall,
 )
+from outerproduct_scheduler.placement.queues import PASSES_BEFORE_OVERDUE
 
 GIB = 1 << 30
 
@@ -294,6 +295,35 @@ def test_the_blocked_call_starts_when_its_node_is_free() -> None:
     placement.release("second")
     assert started(placement, 1.0) == ["large"]
     assert placement.reservations() == {}
+
+
+def test_a_call_that_was_passed_often_goes_first_within_its_priority_only() -> None:
+    placement = cluster(n={"L4": 4})
+    placement.submit(call("first", spec(2, "L4"), timeout=1.0))
+    placement.place(0.0)
+    placement.submit(call("patient", spec(4, "L4"), at=0.5))
+    for number in range(2 * PASSES_BEFORE_OVERDUE):
+        # Each ends in time, so it passes the blocked Call by right.
+        placement.submit(call(f"short-{number}", spec(1, "L4"), at=1.0, timeout=0.1))
+        assert started(placement, 0.6) == [f"short-{number}"]
+        placement.release(f"short-{number}")
+    assert placement.reservations() == {"patient": "n"}
+    placement.submit(call("peer", spec(2, "L4"), "bob", at=2.0))
+    assert started(placement, 0.7) == []
+    placement.submit(call("urgent", spec(2, "L4"), "bob", at=2.0, priority=1))
+    assert started(placement, 0.7) == ["urgent"]
+
+
+def test_an_urgent_call_takes_over_the_reservation_of_a_lesser_one() -> None:
+    placement = cluster(n={"L4": 4})
+    placement.submit(call("first", spec(2, "L4")))
+    placement.submit(call("lesser", spec(4, "L4"), at=1.0))
+    placement.submit(call("small", spec(1, "L4"), "bob", at=2.0))
+    assert started(placement) == ["first", "small"]
+    placement.submit(call("urgent", spec(4, "L4"), at=3.0, priority=1))
+    placement.submit(call("last", spec(1, "L4"), "eve", at=3.0, timeout=1.0))
+    placement.place(3.0)
+    assert placement.reservations() == {"urgent": "n"}
 
 
 def test_a_call_that_no_ready_node_could_hold_reserves_nothing() -> None:

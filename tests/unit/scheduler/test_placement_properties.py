@@ -14,7 +14,7 @@ from outerproduct_scheduler.placement import (
     Placement,
     WaitingCall,
 )
-from outerproduct_scheduler.placement.core import PASSES_BEFORE_OVERDUE
+from outerproduct_scheduler.placement.queues import PASSES_BEFORE_OVERDUE
 
 NAMES = ("a", "b", "c", "d")
 OWNERS = ("ann", "bob", "eve")
@@ -155,10 +155,11 @@ class PlacementMachine(RuleBasedStateMachine):
         assert self.placement.place(self.now) == []
 
     def nothing_that_fits_waits_without_a_reservation(self) -> None:
-        held = set(self.placement.reservations().values())
+        held = {node: self.waiting[call_id].priority for call_id, node in self.placement.reservations().items()}
         for call in self.waiting.values():
             for name, (_, condition, labels) in self.nodes.items():
-                if condition is NodeCondition.READY and call.labels.items() <= labels.items() and name not in held:
+                bound = name in held and held[name] >= call.priority
+                if condition is NodeCondition.READY and call.labels.items() <= labels.items() and not bound:
                     assert name in call.avoid_nodes or not self.fits(call.spec, name), (call, name)
 
     @invariant()
@@ -190,10 +191,10 @@ test_any_sequence_of_events = PlacementMachine.TestCase
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    kind=st.sampled_from(["gpus", "cpus", "low priority"]),
+    kind=st.sampled_from(["gpus", "cpus", "small"]),
     arrivals=st.lists(
         st.tuples(
-            st.integers(0, 2), st.integers(1, 4), st.integers(0, 1), st.none() | st.integers(1, 8), st.booleans()
+            st.integers(0, 2), st.integers(1, 4), st.integers(-1, 0), st.none() | st.integers(1, 8), st.booleans()
         ),
         min_size=4,
         max_size=12,
@@ -203,7 +204,7 @@ test_any_sequence_of_events = PlacementMachine.TestCase
 def test_no_call_waits_for_ever_while_its_resources_pass_by(
     kind: str, arrivals: list[tuple[int, int, int, int | None, bool]], endless_seconds: int
 ) -> None:
-    """An adversary keeps the nodes full with Calls of new users, other classes and a higher priority, for ever.
+    """An adversary keeps the nodes full with Calls of new users, of other classes and of lower priority, for ever.
 
     Calls run to their timeouts, those without one for `endless_seconds`. The victim must start after at most
     PASSES_BEFORE_OVERDUE passes and one draining of a node, however the adversary mixes its Calls.
@@ -230,9 +231,9 @@ def test_no_call_waits_for_ever_while_its_resources_pass_by(
     victim = {
         "gpus": ComputeSpec(1, 1, "L4", 4),
         "cpus": ComputeSpec(8, 1),
-        "low priority": ComputeSpec(1, 1, "L4", 1),
+        "small": ComputeSpec(1, 1, "L4", 1),
     }[kind]
-    placement.submit(WaitingCall("victim", victim, "victim", -1 if kind == "low priority" else 0, 0.5))
+    placement.submit(WaitingCall("victim", victim, "victim", 0, 0.5))
     # The adversary keeps both nodes full, so within the longest run some Call starts on each. Each Call of the
     # victim's queue that is older than it has its turn first.
     longest = max(endless_seconds, *(timeout or 0 for _, _, _, timeout, _ in arrivals))
