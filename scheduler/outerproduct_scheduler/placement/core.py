@@ -12,7 +12,7 @@ priority: what an operator puts first goes first, however long the others have w
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import count
+from itertools import count, islice
 
 from outerproduct_scheduler.placement import explain
 from outerproduct_scheduler.placement.nodes import Node, Nodes, Shape, Tenant
@@ -22,6 +22,7 @@ from outerproduct_scheduler.placement.queues import (
     PASSES_BEFORE_OVERDUE,
     Opening,
     Queue,
+    Reach,
     Shares,
     Waiting,
     class_of,
@@ -66,6 +67,10 @@ class Placement:
         self._numbers = count()
         # A reservation that ends while queues are served may let Calls start whose queue had its turn already.
         self._node_let_go = False
+        # The nodes for whose sake shapes were opened last.
+        self._grown: list[Node] = []
+        # Blocked Calls that found no node to hold; whatever starts meanwhile, they find none until one is let go.
+        self._without_hold: set[Waiting] = set()
 
     # --- nodes
 
@@ -79,7 +84,7 @@ class Placement:
             node.resize(capacity)
         node.registered, node.condition, node.labels = True, condition, dict(labels)
         self._drop_reservation_on(node)
-        self._nodes.touch(node)
+        self._nodes.touch(node, grew=True)
         self._topology_changed()
 
     def remove_node(self, name: str) -> None:
@@ -90,7 +95,7 @@ class Placement:
         self._drop_reservation_on(node)
         node.registered = False
         node.resize(NodeCapacity(0, 0))
-        self._nodes.touch(node)
+        self._nodes.touch(node, grew=True)
         self._forget_if_empty(node)
         self._topology_changed()
 
@@ -163,7 +168,7 @@ class Placement:
         if node is None:
             return
         tenant = node.give_back(call_id)
-        self._nodes.touch(node)
+        self._nodes.touch(node, grew=True)
         self._share_changed(tenant.owner, tenant.spec, tenant.accelerator, -1)
         self._forget_if_empty(node)
 
@@ -177,13 +182,13 @@ class Placement:
         assignments: list[Assignment] = []
         self._node_let_go = True
         while self._node_let_go:
-            self._open_shapes_of_changed_nodes(now)
+            self._open_shapes_of_grown_nodes(now)
             self._node_let_go = False
-            for queue in sorted(self._queues.values(), key=_queue_order):
-                if queue.open_shapes:
-                    assignments += self._start_all(queue, now)
-                if not queue.line.live:
-                    del self._queues[queue.class_name, queue.priority]
+            self._without_hold.clear()
+            for queue in sorted((q for q in self._queues.values() if q.open_shapes), key=_queue_order):
+                assignments += self._start_all(queue, now)
+        for key in [key for key, queue in self._queues.items() if not queue.line.live]:
+            del self._queues[key]
         return assignments
 
     def pending_reason(self, call_id: str, now: float) -> str:
@@ -210,20 +215,22 @@ class Placement:
     def _start_overdue(self, priority: int, now: float) -> Assignment | None:
         """Try the oldest Calls of this priority that were passed too often, before any other of it."""
         overdue = [
-            queue.line.first()
+            queue.line.head
             for queue in self._queues.values()
-            if queue.passed >= PASSES_BEFORE_OVERDUE and queue.priority == priority and queue.line.live
+            if queue.passed >= PASSES_BEFORE_OVERDUE and queue.priority == priority and queue.line.head is not None
         ]
         if not overdue:
             return None
         for waiting in sorted(overdue, key=_waiting_age):
             if waiting.shape in waiting.queue.open_shapes and (found := self._find(waiting, now)) is not None:
                 return self._assign(waiting, *found, now)
-            self._hold(waiting, now)
+            if waiting.call.call_id not in self._reservations and waiting not in self._without_hold:
+                self._hold(waiting, now)
         return None
 
     def _start_next(self, queue: Queue, now: float) -> Assignment | None:
         """Start the first Call in the queue's order that may start; those that turn out blocked are left behind."""
+        queue.close_shapes_that_fit_none_of(self._grown)
         openings: dict[Shape, Opening | None] = {}
 
         def opening_of(shape: Shape) -> Opening | None:
@@ -289,32 +296,27 @@ class Placement:
 
     def _hold_for_those_passed(self, waiting: Waiting, node: Node, now: float) -> bool:
         """Give reservations to blocked Calls that this one is about to pass; True if the node found is now held."""
-        for other in self._those_passed(waiting):
-            self._hold(other, now)
+        for other in list(self._those_passed(waiting)):
+            if other.call.call_id not in self._reservations and other not in self._without_hold:
+                self._hold(other, now)
         return node.reserved
 
     def _those_passed(self, waiting: Waiting) -> Iterator[Waiting]:
         """Blocked Calls that deserve a node before this one goes: those of other classes that were passed often,
         those first that were passed most, then the front of its own class."""
-        patient = [
-            queue
-            for queue in self._queues.values()
-            if queue.passed >= PASSES_BEFORE_HOLDING
-            and queue.priority >= waiting.queue.priority
-            and queue.line.live
-            and queue.class_name != waiting.queue.class_name
-        ]
+        own, patient = [], []
+        for queue in self._queues.values():
+            if queue.priority < waiting.queue.priority or queue.line.head is None:
+                continue
+            if queue.class_name == waiting.queue.class_name:
+                own.append(queue)
+            elif queue.passed >= PASSES_BEFORE_HOLDING and queue.line.head.shape not in queue.open_shapes:
+                patient.append(queue)
         for queue in sorted(patient, key=_passed_most):
-            front = queue.line.first()
-            if front.shape not in queue.open_shapes:
-                yield front
-        own = [
-            queue
-            for queue in self._queues.values()
-            if queue.class_name == waiting.queue.class_name and queue.priority >= waiting.queue.priority
-        ]
+            if queue.line.head is not None:
+                yield queue.line.head
         for queue in sorted(own, key=_queue_order):
-            for front in queue.first_calls(self._allowed_reservations()):
+            for front in islice(queue.in_order(), self._allowed_reservations()):
                 if front is waiting or (queue is waiting.queue and queue.precedes(waiting, front)):
                     break
                 yield front
@@ -324,8 +326,7 @@ class Placement:
 
     def _hold(self, waiting: Waiting, now: float) -> None:
         """Reserve a node for a blocked Call if its class may hold one more, and any node could hold it."""
-        if waiting.call.call_id in self._reservations:
-            return
+        self._without_hold.add(waiting)
         peers = [r for r in self._reservations.values() if r.holder.queue.class_name == waiting.queue.class_name]
         if len(peers) >= self._allowed_reservations():
             weakest = min(peers, key=_claim_of_holder)
@@ -347,13 +348,14 @@ class Placement:
             node = best[1]
             node.reserved = True
             self._reservations[waiting.call.call_id] = Reservation(waiting, node)
-            self._nodes.touch(node)
+            self._nodes.touch(node, grew=False)
 
     def _drop_reservation(self, reservation: Reservation) -> None:
         del self._reservations[reservation.holder.call.call_id]
         reservation.node.reserved = False
         self._node_let_go = True
-        self._nodes.touch(reservation.node)
+        self._without_hold.clear()
+        self._nodes.touch(reservation.node, grew=True)
 
     def _drop_reservation_on(self, node: Node) -> None:
         if node.reserved:
@@ -373,10 +375,8 @@ class Placement:
     def _count_passes(self, waiting: Waiting, node: Node) -> None:
         """Note with each queue that its oldest Call was passed by this one."""
         for queue in self._queues.values():
-            if not queue.line.live or queue.priority < waiting.queue.priority:
-                continue
-            oldest = queue.line.first()
-            if oldest is waiting:
+            oldest = queue.line.head
+            if oldest is None or oldest is waiting or queue.priority < waiting.queue.priority:
                 continue
             if queue is waiting.queue and oldest.call.owner == waiting.call.owner and waiting.age < oldest.age:
                 continue
@@ -386,7 +386,7 @@ class Placement:
     def _take(self, node: Node, tenant: Tenant) -> None:
         node.take(tenant)
         self._node_of[tenant.call_id] = node
-        self._nodes.touch(node)
+        self._nodes.touch(node, grew=False)
         self._share_changed(tenant.owner, tenant.spec, tenant.accelerator, 1)
 
     def _leave(self, waiting: Waiting) -> None:
@@ -412,26 +412,33 @@ class Placement:
         for queue in self._queues.values():
             for shape in queue.shapes:
                 if shape.avoid:
-                    queue.open_shapes[shape] = None
+                    queue.open_shapes[shape] = Reach.ANYWHERE
 
-    def _open_shapes_of_changed_nodes(self, now: float) -> None:
+    def _open_shapes_of_grown_nodes(self, now: float) -> None:
         nodes = self._nodes
-        changed = [node for node in nodes.changed.values() if node.registered]
-        nodes.changed.clear()
-        held = {r.node.name: r for r in self._reservations.values() if r.node in changed}
+        grown = self._grown = [node for node in nodes.grown.values() if node.registered]
+        nodes.grown.clear()
+        held = {r.node.name: r for r in self._reservations.values() if r.node in grown}
         for queue in self._queues.values():
+            accepts = next(iter(queue.shapes)).accepts if queue.class_name and queue.shapes else None
+            if accepts and not any(n > 0 and accepts(kind) for node in grown for kind, n in node.accelerators.items()):
+                # None of the grown nodes has what the class names, so its indexes need not look at them.
+                for shape in queue.shapes:
+                    if shape.seen >= self._examined and shape not in queue.open_shapes:
+                        shape.seen = nodes.version
+                continue
             for shape in queue.shapes:
                 if shape in queue.open_shapes:
                     continue
-                for node in changed:
+                for node in grown:
                     if shape.cpus > node.cpus or (types := shape.fitting_accelerators(node)) is None:
                         continue
                     reservation = held.get(node.name)
                     if reservation is None or self._may_use(queue, shape, types, reservation, now):
-                        queue.open_shapes[shape] = None
+                        queue.open_shapes[shape] = Reach.GROWN_NODES
                         break
                 else:
-                    # None of the changed nodes is a candidate, so its index need not look at them.
+                    # None of the grown nodes is a candidate, so its index need not look at them.
                     if shape.seen >= self._examined:
                         shape.seen = nodes.version
         self._examined = nodes.version

@@ -10,7 +10,6 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 
 from outerproduct_scheduler.accelerators import matches
 from outerproduct_scheduler.placement.ranking import Demand, Rank, rank_cpu_call, rank_gpu_call
@@ -146,16 +145,19 @@ class Shape:
 
     def allowed_on(self, node: Node) -> bool:
         """Whether the node carries the labels."""
-        return all(node.labels.get(name) == value for name, value in self.labels)
+        return not self.labels or all(node.labels.get(name) == value for name, value in self.labels)
 
     def could_fit(self, node: Node) -> bool:
         """Whether the empty node could hold it."""
         spec, capacity = self.spec, node.capacity
         if spec.cpus > capacity.cpus or spec.memory_bytes > capacity.memory_bytes or not self.allowed_on(node):
             return False
-        return not spec.accelerator_count or any(
-            count >= spec.accelerator_count and self.accepts(name) for name, count in capacity.accelerators.items()
-        )
+        if not spec.accelerator_count:
+            return True
+        for name, count in capacity.accelerators.items():
+            if count >= spec.accelerator_count and self.accepts(name):
+                return True
+        return False
 
     def fitting_accelerators(self, node: Node) -> list[str] | None:
         """The types of which the node has enough free now ([""] for a Call without GPUs), or None if it lacks any
@@ -170,11 +172,11 @@ class Shape:
 
 
 class Nodes:
-    """All nodes, their shapes' indexes, and which nodes changed since placement last looked."""
+    """All nodes, their shapes' indexes, and which nodes grew since placement last looked."""
 
     def __init__(self, demand: Demand) -> None:
         self.by_name: dict[str, Node] = {}
-        self.changed: dict[str, Node] = {}
+        self.grown: dict[str, Node] = {}
         self.totals = NodeCapacity(0, 0)
         self.topology = 0
         self._settled = 0
@@ -197,13 +199,14 @@ class Nodes:
         """The registered nodes, in a fixed order."""
         return (self.by_name[name] for name in sorted(self.by_name) if self.by_name[name].registered)
 
-    def touch(self, node: Node) -> None:
-        """Note that what is free, or who may use it, changed."""
+    def touch(self, node: Node, *, grew: bool) -> None:
+        """Note that what is free, or who may use it, changed; `grew` if a Call may fit now that did not before."""
         self.version += 1
         node.version = self.version
         self._recent.pop(node.name, None)
         self._recent[node.name] = node
-        self.changed[node.name] = node
+        if grew:
+            self.grown[node.name] = node
         self._file(node)
 
     def topology_changed(self) -> None:
@@ -229,7 +232,7 @@ class Nodes:
     def forget(self, node: Node) -> None:
         """Drop a node that is no longer registered and holds nothing."""
         self._unfile(node)
-        for table in (self.by_name, self._recent, self.changed):
+        for table in (self.by_name, self._recent, self.grown):
             table.pop(node.name, None)
 
     def shape(self, spec: ComputeSpec, labels: Mapping[str, str], avoid: frozenset[str]) -> Shape:
@@ -256,7 +259,8 @@ class Nodes:
 
     def best(self, shape: Shape) -> tuple[Rank, Node, str] | None:
         """The unreserved ready node that ranks first for the shape, and the accelerator type to use there."""
-        self._catch_up(shape)
+        if shape.seen != self.version or shape.epoch[1] != self._demand.epoch:
+            self._catch_up(shape)
         heap = shape.heap
         while heap:
             rank, name, version, accelerator = heap[0]
@@ -321,32 +325,37 @@ class Nodes:
 
     def _catch_up(self, shape: Shape) -> None:
         epoch = (self.topology if shape.avoid else 0, self._demand.epoch)
-        changed = takewhile(lambda node: node.version > shape.seen, reversed(self._recent.values()))
         if shape.epoch[0] != epoch[0]:
             if shape.avoid:
                 self._refresh_avoid(shape)
             self._rebuild(shape, self.by_name.values())
         elif shape.epoch != epoch or len(shape.heap) > 2 * len(self.by_name) + 32:
             # Ranks moved, but nodes that did not change fit as before: only those in the heap and the changed ones.
-            nodes = {node.name: node for node in changed}
+            nodes = {node.name: node for node in self._changed_since(shape.seen)}
             for _, name, version, _ in shape.heap:
                 node = self.by_name.get(name)
                 if node is not None and node.version == version:
                     nodes[name] = node
             self._rebuild(shape, nodes.values())
         else:
-            for node in changed:
+            for node in self._changed_since(shape.seen):
                 if (entry := self._entry(shape, node)) is not None:
                     heapq.heappush(shape.heap, entry)
         shape.epoch = epoch
         shape.seen = self.version
+
+    def _changed_since(self, version: int) -> Iterator[Node]:
+        for node in reversed(self._recent.values()):
+            if node.version <= version:
+                return
+            yield node
 
     def _rebuild(self, shape: Shape, nodes: Iterable[Node]) -> None:
         shape.heap = [entry for node in nodes if (entry := self._entry(shape, node)) is not None]
         heapq.heapify(shape.heap)
 
     def _entry(self, shape: Shape, node: Node) -> tuple[Rank, str, int, str] | None:
-        if node.reserved:
+        if node.reserved or shape.cpus > node.cpus:
             return None
         found = self.fit(shape, node)
         return None if found is None else (found[0], node.name, node.version, found[1])

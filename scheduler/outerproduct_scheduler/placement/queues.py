@@ -11,8 +11,9 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
-from outerproduct_scheduler.placement.nodes import Shape
+from outerproduct_scheduler.placement.nodes import Node, Shape
 from outerproduct_scheduler.placement.types import ComputeSpec, NodeCapacity, WaitingCall
 
 Age = tuple[float, int]
@@ -21,6 +22,9 @@ OwnerKey = tuple[float, Age, str]
 
 # Fairness and luck may put a Call back this often; a user of a busy class sees it as a small unfairness.
 PASSES_BEFORE_OVERDUE = 32
+
+# Asking so few nodes whether a shape fits is cheaper than asking its index.
+FEW_NODES = 4
 
 ANY_ACCELERATOR = "any"
 NO_ACCELERATOR = ""
@@ -52,7 +56,7 @@ class Waiting:
 
     def is_overdue(self) -> bool:
         """Whether it is the oldest of its queue and was passed too often."""
-        return self.queue.passed >= PASSES_BEFORE_OVERDUE and self.queue.line.first() is self
+        return self.queue.passed >= PASSES_BEFORE_OVERDUE and self.queue.line.head is self
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,46 +88,50 @@ def precedes(waiting: Waiting, holder: Waiting) -> bool:
 
 
 class Line:
-    """Waiting Calls by age. One that left stays in the heap until it comes up or such entries are the majority."""
+    """Waiting Calls by age. One that left stays in the heap until it comes up or such entries are the majority.
 
-    __slots__ = ("_heap", "live")
+    `head` is the oldest, None where there is none.
+    """
+
+    __slots__ = ("_heap", "head", "live")
 
     def __init__(self) -> None:
         self._heap: list[tuple[Age, Waiting]] = []
+        self.head: Waiting | None = None
         self.live = 0
 
     def add(self, waiting: Waiting) -> None:
         """Put the Call at the place that its age gives it."""
         heapq.heappush(self._heap, (waiting.age, waiting))
+        self.head = self._heap[0][1]
         self.live += 1
 
     def left(self) -> None:
         """Count one that is no longer live."""
         self.live -= 1
-        if len(self._heap) > 2 * self.live + 16:
-            self._heap = [entry for entry in self._heap if entry[1].live]
-            heapq.heapify(self._heap)
+        heap = self._heap
+        if len(heap) > 2 * self.live + 16:
+            heap = self._heap = [entry for entry in heap if entry[1].live]
+            heapq.heapify(heap)
+        while heap and not heap[0][1].live:
+            heapq.heappop(heap)
+        self.head = heap[0][1] if heap else None
 
-    def first(self) -> Waiting:
-        """The oldest; there must be one."""
-        while not self._heap[0][1].live:
-            heapq.heappop(self._heap)
-        return self._heap[0][1]
-
-    def oldest(self, count: int) -> list[Waiting]:
-        """Up to `count` of the oldest, in order."""
-        found: list[Waiting] = []
+    def oldest(self) -> Iterator[Waiting]:
+        """All of them in order, as long as nothing joins or leaves."""
+        if self.head is None:
+            return
+        yield self.head
         # Walks down the heap from its root, so it costs by what it returns and not by the length of the line.
-        front = [(self._heap[0][0], 0)] if self._heap else []
-        while front and len(found) < count:
+        heap, front = self._heap, [(self._heap[0][0], 0)]
+        while front:
             _, index = heapq.heappop(front)
-            waiting = self._heap[index][1]
-            if waiting.live:
-                found.append(waiting)
+            waiting = heap[index][1]
+            if waiting.live and index:
+                yield waiting
             for child in (2 * index + 1, 2 * index + 2):
-                if child < len(self._heap):
-                    heapq.heappush(front, (self._heap[child][0], child))
-        return found
+                if child < len(heap):
+                    heapq.heappush(front, (heap[child][0], child))
 
     def ahead_of(self, waiting: Waiting, limit: int) -> int:
         """How many live ones are older, counted up to `limit`."""
@@ -153,6 +161,13 @@ def run_length(timeout_seconds: float | None) -> int:
     return -1 if timeout_seconds is None else int(timeout_seconds).bit_length()
 
 
+class Reach(Enum):
+    """Where a shape that is open may fit: on any node, or only on those that grew since placement last looked."""
+
+    ANYWHERE = "anywhere"
+    GROWN_NODES = "grown nodes"
+
+
 class Queue:
     """The waiting Calls of one class and priority.
 
@@ -166,7 +181,7 @@ class Queue:
         self.line = Line()
         self.owners: dict[str, OwnerLine] = {}
         self.shapes: dict[Shape, int] = {}
-        self.open_shapes: dict[Shape, None] = {}
+        self.open_shapes: dict[Shape, Reach] = {}
         self.passed = 0
         self._order: list[OwnerKey] = []
 
@@ -176,7 +191,8 @@ class Queue:
         owner = self.owners.get(call.owner)
         if owner is None:
             owner = self.owners[call.owner] = OwnerLine()
-        if self.line.live and waiting.age < self.line.first().age:
+        oldest = self.line.head
+        if oldest is not None and waiting.age < oldest.age:
             self.passed = 0
         self.line.add(waiting)
         owner.line.add(waiting)
@@ -187,12 +203,12 @@ class Queue:
             line = lines[length] = Line()
         line.add(waiting)
         self.shapes[waiting.shape] = self.shapes.get(waiting.shape, 0) + 1
-        self.open_shapes[waiting.shape] = None
+        self.open_shapes[waiting.shape] = Reach.ANYWHERE
         self.move_owner(call.owner, share)
 
     def remove(self, waiting: Waiting, share: float) -> None:
         """Let a Call leave."""
-        if waiting is self.line.first():
+        if waiting is self.line.head:
             self.passed = 0
         waiting.live = False
         self.line.left()
@@ -217,7 +233,8 @@ class Queue:
         owner = self.owners.get(name)
         if owner is None:
             return
-        key = (share, owner.line.first().age, name) if owner.line.live else None
+        oldest = owner.line.head
+        key = None if oldest is None else (share, oldest.age, name)
         if key == owner.key:
             return
         if owner.key is not None:
@@ -232,6 +249,22 @@ class Queue:
         """The owners, the one whose turn it is first."""
         return ((key[2], self.owners[key[2]]) for key in self._order)
 
+    def close_shapes_that_fit_none_of(self, grown: Sequence[Node]) -> None:
+        """Close the shapes that were opened for these nodes and fit there no longer."""
+        if len(grown) > FEW_NODES:
+            return
+        closed = []
+        for shape, reach in self.open_shapes.items():
+            if reach is Reach.ANYWHERE:
+                continue
+            for node in grown:
+                if shape.cpus <= node.cpus and shape.fitting_accelerators(node) is not None:
+                    break
+            else:
+                closed.append(shape)
+        for shape in closed:
+            del self.open_shapes[shape]
+
     def candidates(self, opening_of: Callable[[Shape], Opening | None]) -> Iterator[Waiting]:
         """Calls that may start by their shape's opening, in order: of each line only the first, since the others are
         no better off. Shapes without an opening for anybody left are closed. Start anew after the order changed.
@@ -239,10 +272,11 @@ class Queue:
         for key in self._order:
             if not self.open_shapes:
                 return
-            few, many = self.owners[key[2]].by_shape, self.open_shapes
-            shapes = [s for s in few if s in many] if len(few) < len(many) else [s for s in many if s in few]
             by_shape = self.owners[key[2]].by_shape
-            firsts = [line.first() for shape in shapes for line in by_shape[shape].values()]
+            few, many = (
+                (by_shape, self.open_shapes) if len(by_shape) < len(self.open_shapes) else (self.open_shapes, by_shape)
+            )
+            firsts = [line.head for shape in few if shape in many for line in by_shape[shape].values() if line.head]
             firsts.sort(key=_age_of)
             for waiting in firsts:
                 shape = waiting.shape
@@ -261,14 +295,10 @@ class Queue:
         first_key, second_key = self.owners[first.call.owner].key, self.owners[second.call.owner].key
         return first_key is not None and second_key is not None and first_key < second_key
 
-    def first_calls(self, count: int) -> list[Waiting]:
-        """Up to `count` Calls at the front of the order, one owner's after another's."""
-        found: list[Waiting] = []
-        for _, owner in self.owners_in_order():
-            found += owner.line.oldest(count - len(found))
-            if len(found) >= count:
-                break
-        return found
+    def in_order(self) -> Iterator[Waiting]:
+        """The Calls in their order, one owner's after another's, as long as nothing changes."""
+        for key in self._order:
+            yield from self.owners[key[2]].line.oldest()
 
 
 def _age_of(waiting: Waiting) -> Age:
