@@ -80,8 +80,11 @@ def compare_with_optimum(
         specs: list[ComputeSpec] = []
         demand = 0
         while demand < capacity:
-            specs.append(synthetic_spec(rng) if trace is None else rng.choice(tasks))
-            demand += specs[-1].accelerator_count
+            spec = synthetic_spec(rng) if trace is None else rng.choice(tasks)
+            # A Call beyond the capacity is drawn anew: the optimum could only refuse it, or others for it.
+            if demand + spec.accelerator_count <= capacity:
+                specs.append(spec)
+                demand += spec.accelerator_count
         best = optimum(nodes, specs, SECONDS_PER_OPTIMUM)
         if best is None:
             skipped += 1
